@@ -1,0 +1,45 @@
+"""Phalanx: one dependable interface for robot policies, rollout models, judges and teachers.
+
+Public names are resolved on first use, so that `import phalanx` loads neither torch nor HTTP.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BatchingEntry": "phalanx.plugin",
+    "DeviceConfig": "phalanx.engine_config",
+    "Engine": "phalanx.engine.engine",
+    "EngineArgs": "phalanx.engine_config",
+    "EngineConfig": "phalanx.engine_config",
+    "EngineUnavailableError": "phalanx.errors",
+    "Entry": "phalanx.plugin",
+    "EntryArgs": "phalanx.engine_config",
+    "GenerateDelta": "phalanx.schema.generate",
+    "GenerateOutput": "phalanx.schema.generate",
+    "GenerateRequest": "phalanx.schema.generate",
+    "InvalidRequestError": "phalanx.errors",
+    "LogprobOptions": "phalanx.schema.generate",
+    "RequestFailedError": "phalanx.errors",
+    "RuntimeConfig": "phalanx.engine_config",
+    "SamplingParams": "phalanx.schema.sampling",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

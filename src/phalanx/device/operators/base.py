@@ -1,0 +1,94 @@
+"""The few fused operators that decide a step's speed, behind one interface.
+
+Shapes: T tokens of a step, R rows (requests), H query heads, KV key-value heads (H is a multiple of
+KV), D head size, P pages a row, page_size tokens a page. A cache is `[pages, page_size, KV, D]`,
+contiguous, in the parameters' dtype; page 0 is the sink that no request owns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PagedPlan:
+    """Where a step's tokens are written and what each row may attend to.
+
+    Rows are laid out one after another: row r holds tokens `query_starts[r]` to
+    `query_starts[r+1]`, the newest of its `kv_lens[r]` visible tokens. The first `num_single` rows
+    have exactly one token. `spans` and `lens` are host copies of the row lengths. Token j of a row
+    of n tokens sees `kv_lens - n + j + 1` tokens (causal), or all `kv_lens` where `causal` is False.
+    """
+
+    slots: Tensor
+    """int64 [T]: flat cache position (page * page_size + offset) that each token is written to."""
+    query_starts: Tensor
+    """int32 [R+1]."""
+    page_table: Tensor
+    """int32 [R, P], padded with the sink page."""
+    kv_lens: Tensor
+    """int32 [R]."""
+    spans: tuple[int, ...]
+    lens: tuple[int, ...]
+    num_single: int
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How a fused projection's output splits into heads, and the norms some models put on them.
+
+    `q_norm` and `k_norm` are RMS-norm weights of size D (Qwen3) or None; `eps` belongs to them.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+
+
+class Operators(Protocol):
+    """One implementation of the operators; all compute in at least the precision of `x`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm over the last dimension of `x` [T, width], the mean in float32."""
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`residual + x`, normed, and the sum itself; `residual` may be overwritten with the sum."""
+        ...
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        heads: HeadLayout,
+        rotary: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        slots: Tensor,
+    ) -> Tensor:
+        """Rotate queries and keys, write keys and values into the cache, return queries [T, H, D].
+
+        `qkv` is [T, (H + 2 KV) D], queries first. `rotary` is (cos, sin), each float32 [T, D / 2],
+        for the half-split rotation that Llama's Hugging Face checkpoints use.
+        """
+        ...
+
+    def paged_attention(
+        self, q: Tensor, cache: tuple[Tensor, Tensor], plan: PagedPlan, scale: float
+    ) -> Tensor:
+        """Attention of `q` [T, H, D] over the cache by `plan`; the result is [T, H * D]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of `gate_up` [T, 2 width], gate first; the result is [T, width]."""
+        ...

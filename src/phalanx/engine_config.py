@@ -1,0 +1,139 @@
+"""Configuration of an engine: frozen values, checked when built, importable without torch.
+
+`params_dtype` accepts a `torch.dtype` or its name and is kept as the name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from phalanx import settings
+from phalanx.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+_TARGET = re.compile(r"^(cpu|cuda(:\d+)?)$")
+
+
+class EntryArgs:
+    """Base of a plugin's own arguments, which are a dataclass, frozen or not."""
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where parameters live (`cpu`, `cuda` or `cuda:N`) and their dtype."""
+
+    target: str = "cuda"
+    params_dtype: Any = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, str) or not _TARGET.match(self.target):
+            raise ConfigurationError(
+                f"device target {self.target!r} is not known; allowed: cpu, cuda, cuda:N"
+            )
+        object.__setattr__(self, "params_dtype", resolve_params_dtype_name(self.params_dtype))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`params_dtype` as a `torch.dtype`."""
+        return resolve_params_dtype(self.params_dtype)
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How the engine runs.
+
+    `num_threads`: torch threads of the computing thread (None: torch's own choice). `seed` seeds
+    torch's generators (a request's draws follow its own seed). `max_pending_requests` bounds what
+    is accepted and not ended; beyond it a submit is refused. A stream whose reader takes nothing
+    for `stall_timeout_s` while output waits is cancelled.
+    """
+
+    num_threads: int | None = None
+    seed: int | None = None
+    max_pending_requests: int = 1024
+    stall_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "max_pending_requests"):
+            value = getattr(self, name)
+            if value is None and name == "num_threads":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name}={value!r} must be a positive integer")
+        if not 0.0 < self.stall_timeout_s < float("inf"):
+            raise ConfigurationError(
+                f"stall_timeout_s={self.stall_timeout_s!r} must be a positive number of seconds"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Device and runtime of one engine."""
+
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    @classmethod
+    def auto(cls) -> EngineConfig:
+        """CUDA and bfloat16 where CUDA is available, else CPU and float32."""
+        import torch
+
+        if torch.accelerator.is_available() and torch.accelerator.current_accelerator() is not None:
+            return cls(device=DeviceConfig("cuda", "bfloat16"))
+        return cls(device=DeviceConfig("cpu", "float32"))
+
+    @classmethod
+    def from_env(cls, base: EngineConfig | None = None) -> EngineConfig:
+        """`base` (or `auto()`) with the `PHALANX_*` variables applied."""
+        config = base if base is not None else cls.auto()
+        device = DeviceConfig(
+            settings.device() or config.device.target,
+            settings.params_dtype() or config.device.params_dtype,
+        )
+        threads, seed = settings.num_threads(), settings.seed()
+        runtime = replace(
+            config.runtime,
+            num_threads=config.runtime.num_threads if threads is None else threads,
+            seed=config.runtime.seed if seed is None else seed,
+        )
+        return cls(device=device, runtime=runtime)
+
+    def replace(self, **parts: DeviceConfig | RuntimeConfig) -> EngineConfig:
+        """A copy with `device` or `runtime` exchanged."""
+        return replace(self, **parts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Which plugin to run, with which arguments, under which configuration.
+
+    Without `config` the environment decides (`EngineConfig.from_env()`).
+    """
+
+    plugin: str
+    plugin_args: EntryArgs
+    config: EngineConfig | None = None
+
+
+def resolve_params_dtype_name(value: object) -> str:
+    """The name of a dtype given as a `torch.dtype` or as its name."""
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigurationError(
+            f"params_dtype {value!r} is not supported; allowed: {', '.join(DTYPES)}"
+        )
+    return name
+
+
+def resolve_params_dtype(value: object) -> torch.dtype:
+    """The `torch.dtype` of a dtype given as such or by name."""
+    import torch
+
+    dtype = getattr(torch, resolve_params_dtype_name(value))
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,76 @@
+"""Every exception that Phalanx raises, classed by whose fault it is.
+
+PhalanxError
+|- InvalidInputError (ValueError)        the caller's: nothing was started
+|  |- ConfigurationError                 an argument, a flag, a file or an environment variable
+|  |- CheckpointError                    weights or tokenizer files that cannot be used
+|  `- InvalidRequestError                one request, refused before it was queued
+|- MissingDependencyError (ImportError)  the installation's: an optional package is absent
+|- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
+|  `- StreamStalledError                 its reader took nothing for too long
+`- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
+   `- EngineOverloadedError              its queue is full; the request never started
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "EngineOverloadedError",
+    "EngineUnavailableError",
+    "InvalidInputError",
+    "InvalidRequestError",
+    "MissingDependencyError",
+    "PhalanxError",
+    "RequestFailedError",
+    "StreamStalledError",
+]
+
+
+class PhalanxError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidInputError(PhalanxError, ValueError):
+    """Something the caller gave is wrong; nothing was started and nothing has changed."""
+
+
+class ConfigurationError(InvalidInputError):
+    """An argument, flag, configuration file or environment variable is wrong."""
+
+
+class CheckpointError(InvalidInputError):
+    """A checkpoint is missing, truncated, or of a kind that this plugin cannot load."""
+
+
+class InvalidRequestError(InvalidInputError):
+    """A request was refused before it was queued.
+
+    `field` names the offending field in the request's own terms, or is empty where the request
+    as a whole is at fault.
+    """
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class MissingDependencyError(PhalanxError, ImportError):
+    """An optional package is needed; the message says how to install it."""
+
+
+class RequestFailedError(PhalanxError, RuntimeError):
+    """An accepted request failed inside the engine, which goes on serving others."""
+
+
+class StreamStalledError(RequestFailedError):
+    """A stream was cancelled because its reader took nothing for the stall time-out."""
+
+
+class EngineUnavailableError(PhalanxError, RuntimeError):
+    """The engine is closed, or has failed and can no longer serve."""
+
+
+class EngineOverloadedError(EngineUnavailableError):
+    """The engine's queue is full; the request was not started and may be sent elsewhere."""

@@ -1,0 +1,1 @@
+"""Built-in plugins, found through the `phalanx.models` entry-point group like anybody's."""

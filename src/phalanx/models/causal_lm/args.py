@@ -1,0 +1,51 @@
+"""Arguments of the `causal_lm` plugin; importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.engine_config import EntryArgs
+from phalanx.errors import ConfigurationError
+
+QUANTIZATIONS = (None, "int8")
+NATIVE_OPERATORS = ("auto", "off", "required")
+
+
+@dataclass(frozen=True)
+class CausalLMArgs(EntryArgs):
+    """What to load and how much to keep in memory.
+
+    `checkpoint_dir`: a Hugging Face directory (config.json, safetensors, tokenizer).
+    `context_length`: tokens of prompt and output of one request (None: the checkpoint's own).
+    `pool_tokens`: tokens that the KV cache holds over all requests. `page_size`: tokens a page.
+    `max_batch_size`: requests in one step. `max_step_tokens`: tokens in one step; longer prompts
+    are computed in chunks. `native_operators`: `auto` builds and uses the C++ operators where a
+    compiler is found, `off` never does, `required` fails without them. `quantization`: None, or
+    `int8` for weights of 8 bits with activations quantized per token.
+    """
+
+    checkpoint_dir: str | Path
+    context_length: int | None = None
+    pool_tokens: int = 32768
+    page_size: int = 16
+    max_batch_size: int = 64
+    max_step_tokens: int = 512
+    native_operators: str = "auto"
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pool_tokens", "page_size", "max_batch_size", "max_step_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name}={value!r} must be a positive integer")
+        if self.context_length is not None and self.context_length < 1:
+            raise ConfigurationError(f"context_length={self.context_length!r} must be positive")
+        if self.native_operators not in NATIVE_OPERATORS:
+            raise ConfigurationError(
+                f"native_operators={self.native_operators!r}; allowed: {NATIVE_OPERATORS}"
+            )
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigurationError(
+                f"quantization={self.quantization!r}; allowed: {QUANTIZATIONS}"
+            )

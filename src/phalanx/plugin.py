@@ -1,0 +1,157 @@
+"""What a model author implements: an `Entry` answers whole requests one at a time, a
+`BatchingEntry` serves many at once through its own step loop.
+
+A plugin is found by name: registered with `@Engine.register`, or through the `phalanx.models`
+entry-point group of an installed package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import msgspec
+
+from phalanx.engine_config import EntryArgs
+from phalanx.schema.control import ControlOp
+from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
+
+PARALLEL_DOMAINS = frozenset({"pipeline", "cfg", "dense", "attention", "moe"})
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """The request's first step has begun; comes at most once and before any delta."""
+
+    rid: str
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A part of the request's output."""
+
+    rid: str
+    payload: Any
+
+
+class Final(msgspec.Struct, frozen=True):
+    """The request ended well (or was cancelled); `payload` is its complete output."""
+
+    rid: str
+    payload: Any
+    cancelled: bool = False
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The request ended in an error of its own; the loop goes on."""
+
+    rid: str
+    error: Exception
+
+
+Event = Scheduled | Delta | Final | Failed
+"""Every started request yields exactly one `Final` or `Failed`, as its last event."""
+
+
+@runtime_checkable
+class MergeableDelta(Protocol):
+    """A delta payload that can be joined with a later one that its reader has not taken yet."""
+
+    def merged(self, later: Self) -> Self | None:
+        """Both as one, or None where they cannot be joined."""
+        ...
+
+
+class ServingAdapter(Protocol):
+    """What the text protocols of a model server need from a plugin, in the server's process.
+
+    Loaded without the model: `tokenizer` is a `phalanx.processing.text.TextTokenizer`.
+    """
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """Facts for `/model_info`: model_path, model_type, architectures, ..."""
+        ...
+
+
+class _Plugin(ABC):
+    """What both kinds declare; all of it is usable without an instance and without a device."""
+
+    name: ClassVar[str]
+    args_cls: ClassVar[type[EntryArgs]]
+    request_cls: ClassVar[type[Any]]
+    output_cls: ClassVar[type[Any]]
+    parallel_domains: ClassVar[frozenset[str]] = frozenset()
+
+    @staticmethod  # noqa: B027 - optional
+    def validate(request: Any, limits: Limits) -> None:
+        """Refuse a request that can never be served; runs in the caller before it is queued.
+
+        Raises `InvalidRequestError` naming the field.
+        """
+
+    @classmethod
+    def serving(cls, args: Any) -> ServingAdapter | None:
+        """The adapter for text protocols, or None for a plugin that is served by `/infer` only."""
+        return None
+
+    @abstractmethod
+    def setup(self, args: Any) -> None:
+        """Load the model; called once, before any request."""
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on requests; read once, when `setup` has returned."""
+        return Limits()
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release everything; called once, after the last request has ended."""
+
+
+class Entry(_Plugin):
+    """Answers one whole request at a time."""
+
+    @abstractmethod
+    def step(self, request: Any) -> Any:
+        """The answer to `request`. What this raises reaches the request's caller unchanged."""
+
+
+class BatchingEntry(_Plugin):
+    """Serves many requests at once. One thread calls all methods below; none may block."""
+
+    @abstractmethod
+    def start(self, rid: str, request: Any) -> None:
+        """Take a request that `validate` has accepted. `rid` is unique among live requests."""
+
+    @abstractmethod
+    def cancel(self, rid: str) -> None:
+        """End a request soon, with a `Final(cancelled=True)`; unknown ids are ignored."""
+
+    @abstractmethod
+    def tick(self) -> Sequence[Event]:
+        """Run one step of the loop and return what happened, in order."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether `tick` would do or report anything now."""
+
+    def control(self, op: ControlOp) -> bool:
+        """Apply `op` between two ticks; False where it was refused."""
+        raise NotImplementedError(f"plugin {self.name!r} has no control operations")
+
+    def statistics(self) -> LoopStatistics:
+        """Counters; called from the loop's thread."""
+        return LoopStatistics()
+
+
+@dataclass(frozen=True)
+class PluginRef:
+    """A plugin by name and by where to import its class from (`module:Class`)."""
+
+    name: str
+    target: str

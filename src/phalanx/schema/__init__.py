@@ -1,0 +1,1 @@
+"""Frozen, validated values that cross the layers: requests, outputs, control operations."""

@@ -1,0 +1,182 @@
+"""A language model's request, its streamed deltas and its complete output.
+
+Log-probabilities are natural logarithms of the model's own distribution, before temperature,
+penalties and bias, in float32.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from phalanx.errors import InvalidRequestError
+from phalanx.schema.sampling import SamplingParams
+
+MAX_TOP_LOGPROBS = 256
+
+
+class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log-probabilities a request wants beside its tokens.
+
+    `prompt_start` is the first prompt position to report (None: output tokens only). `top_k` adds
+    that many most likely tokens at each reported position, `token_ids` adds the given ones.
+    """
+
+    prompt_start: int | None = None
+    top_k: int = 0
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.prompt_start is not None and self.prompt_start < 0:
+            raise InvalidRequestError(
+                f"prompt_start={self.prompt_start} must be at least 0", field="logprob_start_len"
+            )
+        if not 0 <= self.top_k <= MAX_TOP_LOGPROBS:
+            raise InvalidRequestError(
+                f"top_k={self.top_k} must be from 0 to {MAX_TOP_LOGPROBS}",
+                field="top_logprobs_num",
+            )
+        if any(token_id < 0 for token_id in self.token_ids):
+            raise InvalidRequestError("token ids must not be negative", field="token_ids_logprob")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, as text or as token ids (exactly one of them), and what to do with it.
+
+    `priority`: larger runs earlier; equal ones in order of arrival. `detokenize=False` leaves the
+    text of deltas and output None, for a caller that decodes the token ids itself; stop strings
+    and stop expressions need it True.
+    """
+
+    prompt: str | None = None
+    input_ids: tuple[int, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    logprobs: LogprobOptions | None = None
+    priority: int = 0
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.input_ids is None):
+            raise InvalidRequestError("give exactly one of prompt and input_ids", field="prompt")
+        if not (self.prompt or self.input_ids):
+            raise InvalidRequestError(
+                "the prompt is empty; give at least one token",
+                field="prompt" if self.input_ids is None else "input_ids",
+            )
+        needs_text = self.sampling.stop or self.sampling.stop_regex
+        if needs_text and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings and stop expressions need detokenize=True", field="detokenize"
+            )
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Ended by a stop token (its id), a stop string or expression (its text), or a grammar's end."""
+
+    matched: int | str | None = None
+
+
+class Length(msgspec.Struct, frozen=True, tag="length"):
+    """Ended by the token limit `length`."""
+
+    length: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ended by a cancel or a pause; the tokens so far are kept."""
+
+    message: str = "aborted"
+
+
+FinishReason = Stop | Length | Abort
+
+TokenScore = tuple[float, int]
+"""(log-probability, token id)."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of consecutive tokens; all fields given have the same length.
+
+    Entry i scores token i given everything before it; it is None for a prompt's first token, which
+    nothing precedes. `top` and `selected` hold (log-probability, token id) pairs at each position,
+    the former sorted by descending probability, the latter in the order asked for.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    values: tuple[float | None, ...] = ()
+    top: tuple[tuple[TokenScore, ...] | None, ...] | None = None
+    selected: tuple[tuple[TokenScore, ...] | None, ...] | None = None
+
+    def extended(self, later: TokenLogprobs) -> TokenLogprobs:
+        """These followed by `later`."""
+        return TokenLogprobs(
+            token_ids=self.token_ids + later.token_ids,
+            values=self.values + later.values,
+            top=None if self.top is None or later.top is None else self.top + later.top,
+            selected=(
+                None
+                if self.selected is None or later.selected is None
+                else self.selected + later.selected
+            ),
+        )
+
+
+class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What completion `index` gained since the previous delta.
+
+    `text` never splits a character and is None without detokenization. `prompt_logprobs` comes
+    once, with the first delta of completion 0. `finish_reason` is set on a completion's last delta.
+    """
+
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+    def merged(self, later: GenerateDelta) -> GenerateDelta | None:
+        """Both as one delta, or None where they belong to different completions."""
+        if self.index != later.index:
+            return None
+        text = None if self.text is None and later.text is None else _joined(self.text, later.text)
+        logprobs = self.logprobs
+        if logprobs is None:
+            logprobs = later.logprobs
+        elif later.logprobs is not None:
+            logprobs = logprobs.extended(later.logprobs)
+        return GenerateDelta(
+            index=self.index,
+            token_ids=self.token_ids + later.token_ids,
+            text=text,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
+            finish_reason=later.finish_reason,
+        )
+
+
+def _joined(first: str | None, second: str | None) -> str:
+    return (first or "") + (second or "")
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole completion: all its token ids (a stop token included), its text, why it ended."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    logprobs: TokenLogprobs | None = None
+
+
+class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The complete answer to a `GenerateRequest`: `sampling.n` completions of one prompt.
+
+    `cached_tokens` of the prompt were taken from a cache; `num_retractions` counts how often the
+    request was pushed back and computed again for want of memory.
+    """
+
+    completions: tuple[Completion, ...]
+    prompt_tokens: int
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    prompt_logprobs: TokenLogprobs | None = None
+    weight_version: str = "default"

@@ -1,0 +1,77 @@
+"""The only file that reads environment variables; each is `PHALANX_<NAME>` and is listed here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from phalanx.errors import ConfigurationError
+
+T = TypeVar("T")
+
+PREFIX = "PHALANX_"
+
+
+def _read(name: str, parse: Callable[[str], T], allowed: str) -> T | None:
+    raw = os.environ.get(PREFIX + name)
+    if raw is None or raw == "":
+        return None
+    try:
+        return parse(raw)
+    except ValueError:
+        raise ConfigurationError(
+            f"environment variable {PREFIX}{name}={raw!r} is not valid; allowed: {allowed}"
+        ) from None
+
+
+def _positive_int(raw: str) -> int:
+    value = int(raw)
+    if value < 1:
+        raise ValueError(raw)
+    return value
+
+
+def _log_level(raw: str) -> str:
+    level = raw.upper()
+    if level not in LOG_LEVELS:
+        raise ValueError(raw)
+    return level
+
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def device() -> str | None:
+    """`PHALANX_DEVICE`: the device target, for example `cpu` or `cuda:0`."""
+    return _read("DEVICE", str, "a torch device such as cpu or cuda:0")
+
+
+def params_dtype() -> str | None:
+    """`PHALANX_PARAMS_DTYPE`: the parameters' dtype by name, for example `bfloat16`."""
+    return _read("PARAMS_DTYPE", str, "float32, bfloat16 or float16")
+
+
+def num_threads() -> int | None:
+    """`PHALANX_NUM_THREADS`: torch threads of the thread that computes."""
+    return _read("NUM_THREADS", _positive_int, "a positive integer")
+
+
+def seed() -> int | None:
+    """`PHALANX_SEED`: seed of the process's random generators."""
+    return _read("SEED", int, "an integer")
+
+
+def log_level() -> str | None:
+    """`PHALANX_LOG_LEVEL`: one of DEBUG, INFO, WARNING, ERROR."""
+    return _read("LOG_LEVEL", _log_level, ", ".join(LOG_LEVELS))
+
+
+def cache_dir() -> Path:
+    """`PHALANX_CACHE_DIR`: converted models and built operators (default `~/.cache/phalanx`)."""
+    override = _read("CACHE_DIR", Path, "a directory")
+    if override is not None:
+        return override
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "phalanx"
