@@ -1,0 +1,193 @@
+"""The operators in plain torch: correct on every device, and as fast on a CPU as torch alone allows.
+
+Rows of one token are computed as one batch, with grouped query heads folded into the query length;
+longer rows of equal shape share a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phalanx.device.operators.base import HeadLayout, PagedPlan
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """Rows that share one attention call; `mask` is True where a query may look."""
+
+    tokens: slice | Tensor
+    span: int
+    pages: Tensor
+    num_keys: int
+    mask: Tensor | None
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class _PreparedPlan:
+    plan: PagedPlan
+    page_size: int
+    groups: tuple[_RowGroup, ...]
+
+
+class TorchOperators:
+    """`Operators` without anything but torch."""
+
+    def __init__(self) -> None:
+        # The layers of a step share one plan, so its masks are made once; held by identity.
+        self._prepared: _PreparedPlan | None = None
+
+    @property
+    def name(self) -> str:
+        return "torch"
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return _rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        residual = residual.add_(x)
+        return _rms_norm(residual, weight, eps), residual
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        heads: HeadLayout,
+        rotary: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        slots: Tensor,
+    ) -> Tensor:
+        num_rotated = heads.num_heads + heads.num_kv_heads
+        split = qkv.view(qkv.shape[0], num_rotated + heads.num_kv_heads, heads.head_dim)
+        if heads.q_norm is None and heads.k_norm is None:
+            rotated = _rotate(split[:, :num_rotated], rotary)
+            q, k = rotated[:, : heads.num_heads], rotated[:, heads.num_heads :]
+        else:
+            q, k = split[:, : heads.num_heads], split[:, heads.num_heads : num_rotated]
+            if heads.q_norm is not None:
+                q = _rms_norm(q, heads.q_norm, heads.eps)
+            if heads.k_norm is not None:
+                k = _rms_norm(k, heads.k_norm, heads.eps)
+            q, k = _rotate(q, rotary), _rotate(k, rotary)
+        k_cache, v_cache = cache
+        k_cache.flatten(0, 1).index_copy_(0, slots, k.contiguous())
+        v_cache.flatten(0, 1).index_copy_(0, slots, split[:, num_rotated:])
+        return q.contiguous()
+
+    def paged_attention(
+        self, q: Tensor, cache: tuple[Tensor, Tensor], plan: PagedPlan, scale: float
+    ) -> Tensor:
+        prepared = self._prepared
+        page_size = cache[0].shape[1]
+        if prepared is None or prepared.plan is not plan or prepared.page_size != page_size:
+            prepared = _prepare(plan, page_size)
+            self._prepared = prepared
+        out = torch.empty_like(q)
+        for group in prepared.groups:
+            out[group.tokens] = _attend(q[group.tokens], cache, group, scale)
+        return out.flatten(1)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    return (wide * scale).mul_(weight.float()).to(x.dtype)
+
+
+def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (table.unsqueeze(1) for table in rotary)
+    first, second = x.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)
+
+
+def _prepare(plan: PagedPlan, page_size: int) -> _PreparedPlan:
+    groups: list[_RowGroup] = []
+    if plan.num_single:
+        groups.append(_single_rows(plan, page_size))
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for row in range(plan.num_single, len(plan.spans)):
+        if plan.spans[row]:
+            by_shape.setdefault((plan.spans[row], plan.lens[row]), []).append(row)
+    starts = [0]
+    for span in plan.spans:
+        starts.append(starts[-1] + span)
+    for (span, length), rows in by_shape.items():
+        groups.append(_equal_rows(plan, page_size, (span, length), rows, starts))
+    return _PreparedPlan(plan, page_size, tuple(groups))
+
+
+def _single_rows(plan: PagedPlan, page_size: int) -> _RowGroup:
+    count = plan.num_single
+    num_keys = max(plan.lens[:count])
+    mask = None
+    if min(plan.lens[:count]) != num_keys:
+        positions = torch.arange(num_keys, device=plan.kv_lens.device, dtype=torch.int32)
+        mask = positions < plan.kv_lens[:count, None]
+        mask = mask[:, None, None, :]
+    pages = plan.page_table[:count, : -(-num_keys // page_size)].reshape(-1)
+    return _RowGroup(slice(0, count), 1, pages, num_keys, mask, is_causal=False)
+
+
+def _equal_rows(
+    plan: PagedPlan, page_size: int, shape: tuple[int, int], rows: list[int], starts: list[int]
+) -> _RowGroup:
+    span, num_keys = shape
+    device = plan.page_table.device
+    num_pages = -(-num_keys // page_size)
+    tokens: slice | Tensor
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        tokens = slice(starts[rows[0]], starts[rows[-1] + 1])
+        pages = plan.page_table[rows[0] : rows[-1] + 1, :num_pages].reshape(-1)
+    else:
+        first = torch.tensor([starts[row] for row in rows], device=device)
+        tokens = (first[:, None] + torch.arange(span, device=device)).reshape(-1)
+        pages = plan.page_table[torch.tensor(rows, device=device), :num_pages].reshape(-1)
+    mask = None
+    if plan.causal and 1 < span < num_keys:
+        last_visible = torch.arange(num_keys - span, num_keys, device=device)
+        mask = torch.arange(num_keys, device=device) <= last_visible[:, None]
+    is_causal = plan.causal and 1 < span == num_keys
+    return _RowGroup(tokens, span, pages, num_keys, mask, is_causal)
+
+
+def _attend(q: Tensor, cache: tuple[Tensor, Tensor], group: _RowGroup, scale: float) -> Tensor:
+    num_tokens, num_heads, head_dim = q.shape
+    rows = num_tokens // group.span
+    keys, values = (_gather(part, group, rows) for part in cache)
+    num_kv_heads = keys.shape[1]
+    folded = num_heads // num_kv_heads
+    if group.span == 1:
+        # One query a row: the heads of a group become its query positions, so no key is repeated.
+        queries = q.view(rows, num_kv_heads, folded, head_dim)
+        out = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=group.mask, scale=scale
+        )
+        return out.reshape(num_tokens, num_heads, head_dim)
+    queries = q.view(rows, group.span, num_heads, head_dim).transpose(1, 2)
+    out = functional.scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=group.mask,
+        is_causal=group.is_causal,
+        scale=scale,
+        enable_gqa=folded > 1,
+    )
+    return out.transpose(1, 2).reshape(num_tokens, num_heads, head_dim)
+
+
+def _gather(part: Tensor, group: _RowGroup, rows: int) -> Tensor:
+    """The group's keys or values as [rows, KV, keys, D]."""
+    pages = part.index_select(0, group.pages)
+    by_row = pages.view(rows, -1, part.shape[2], part.shape[3])
+    return by_row[:, : group.num_keys].transpose(1, 2)

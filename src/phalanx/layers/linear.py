@@ -1,0 +1,99 @@
+"""A linear layer whose weight can be swapped for a packed form that a CPU reads faster."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from phalanx.layers.int8_weight import Int8Weight
+from phalanx.layers.onednn_weight import OneDnnWeight, onednn_packs
+from phalanx.layers.packed_weight import PackedWeight
+
+
+class Linear(nn.Module):
+    """`x @ weight.T + bias` of `x` [T, in], without gradients.
+
+    Made with an uninitialized `weight` [out, in] (on `meta` where it will be assigned). `pack` makes
+    a packed copy and, unless `keep_dense`, drops the plain matrix: `weight` is then an empty shell
+    on `meta`, and `dense_weight()` or `unpack()` bring it back. A weight that others share (a tied
+    embedding) lives on with them. Packed layers take new weights through `replace_weight`.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        self.weight = _parameter(weight)
+        if bias:
+            self.bias = _parameter(torch.empty(out_features, dtype=dtype, device=device))
+        else:
+            self.register_parameter("bias", None)
+        self._packed: PackedWeight | None = None
+        self._quantization: str | None = None
+
+    def tie(self, weight: nn.Parameter) -> None:
+        """Use `weight`, which another module owns, as this layer's."""
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._packed is None:
+            return functional.linear(x, self.weight, self.bias)
+        return self._packed.apply(x, self.bias)
+
+    def pack(self, quantization: str | None = None, *, keep_dense: bool = False) -> None:
+        """Swap in the fastest form for this weight's dtype and device, or `int8` where asked.
+
+        Without `quantization` a layer for which nothing faster exists stays as it is; `int8`
+        rounds the weight, and raises `MissingDependencyError` where it cannot run.
+        """
+        if self._packed is not None:
+            self.unpack()
+        weight = self.weight.detach()
+        if quantization == "int8":
+            self._packed = Int8Weight(weight)
+        elif weight.device.type == "cpu" and onednn_packs(weight.dtype):
+            self._packed = OneDnnWeight(weight)
+        else:
+            return
+        self._quantization = quantization
+        if not keep_dense:
+            self.weight = _parameter(torch.empty_like(weight, device="meta"))
+
+    def unpack(self) -> None:
+        """Bring the plain matrix back and drop the packed form."""
+        self.weight = _parameter(self.dense_weight())
+        self._packed = None
+
+    def dense_weight(self) -> Tensor:
+        """The plain matrix [out, in], rebuilt from the packed form where it was dropped."""
+        if self._packed is not None and self.weight.is_meta:
+            return self._packed.dense()
+        return self.weight.detach()
+
+    def replace_weight(self, weight: Tensor) -> None:
+        """Take a new weight [out, in]; a packed layer is packed again, in the same way."""
+        was_packed, keep_dense = self._packed is not None, not self.weight.is_meta
+        self._packed = None
+        self.weight = _parameter(weight.to(self.weight.dtype))
+        if was_packed:
+            self.pack(self._quantization, keep_dense=keep_dense)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the packed copy holds; 0 where the layer is not packed."""
+        return 0 if self._packed is None else self._packed.num_bytes
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
