@@ -54,12 +54,14 @@ class Source:
 
 def smollm2_135m(cache_dir: Path, progress: Progress) -> Path:
     """The model in the fused layout (`phalanx_layout` in its config.json), 538 MB."""
-    return _prepared(cache_dir / "checkpoints" / "smollm2-135m", Layout.FUSED, progress)
+    target = cache_dir / "checkpoints" / "smollm2-135m"
+    return prepare(find_source(), target, Layout.FUSED, progress)
 
 
 def smollm2_135m_separate(cache_dir: Path, progress: Progress) -> Path:
     """The same weights under the tensor names of Hugging Face, for other tools to read."""
-    return _prepared(cache_dir / "checkpoints" / "smollm2-135m-separate", Layout.SEPARATE, progress)
+    target = cache_dir / "checkpoints" / "smollm2-135m-separate"
+    return prepare(find_source(), target, Layout.SEPARATE, progress)
 
 
 def find_source() -> Source | None:
@@ -81,8 +83,8 @@ def find_source() -> Source | None:
     )
 
 
-def _prepared(target: Path, layout: Layout, progress: Progress) -> Path:
-    source = find_source()
+def prepare(source: Source | None, target: Path, layout: Layout, progress: Progress) -> Path:
+    """`target`, converted from `source` unless it is there already and whole."""
     if _complete(target, source):
         return target
     if source is None:
