@@ -1,0 +1,15 @@
+"""Text in and out of token ids: tokenizer, chat template, incremental decoding, stop conditions."""
+
+from phalanx.processing.text.chat_template import ChatTemplate
+from phalanx.processing.text.detokenizer import IncrementalDetokenizer
+from phalanx.processing.text.stop_matcher import StopMatcher
+from phalanx.processing.text.stop_regex import compile_stop_regex
+from phalanx.processing.text.tokenizer import TextTokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "IncrementalDetokenizer",
+    "StopMatcher",
+    "TextTokenizer",
+    "compile_stop_regex",
+]
