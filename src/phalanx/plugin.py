@@ -12,46 +12,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-import msgspec
-
 from phalanx.engine_config import EntryArgs
 from phalanx.schema.control import ControlOp
+from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
+__all__ = [
+    "PARALLEL_DOMAINS",
+    "BatchingEntry",
+    "Delta",
+    "Entry",
+    "EntryArgs",
+    "Event",
+    "Failed",
+    "Final",
+    "Limits",
+    "LoopStatistics",
+    "MergeableDelta",
+    "PluginRef",
+    "Scheduled",
+    "ServingAdapter",
+]
+
 PARALLEL_DOMAINS = frozenset({"pipeline", "cfg", "dense", "attention", "moe"})
-
-
-class Scheduled(msgspec.Struct, frozen=True):
-    """The request's first step has begun; comes at most once and before any delta."""
-
-    rid: str
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """A part of the request's output."""
-
-    rid: str
-    payload: Any
-
-
-class Final(msgspec.Struct, frozen=True):
-    """The request ended well (or was cancelled); `payload` is its complete output."""
-
-    rid: str
-    payload: Any
-    cancelled: bool = False
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """The request ended in an error of its own; the loop goes on."""
-
-    rid: str
-    error: Exception
-
-
-Event = Scheduled | Delta | Final | Failed
-"""Every started request yields exactly one `Final` or `Failed`, as its last event."""
 
 
 @runtime_checkable

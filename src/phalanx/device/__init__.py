@@ -1,0 +1,24 @@
+"""Device backends: the only place that names `torch.cuda`."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.device.base import DeviceBackend
+from phalanx.errors import ConfigurationError
+
+__all__ = ["DeviceBackend", "create_backend"]
+
+
+def create_backend(target: str) -> DeviceBackend:
+    """The backend of a device target (`cpu`, `cuda` or `cuda:N`)."""
+    device = torch.device(target)
+    if device.type == "cpu":
+        from phalanx.device.cpu import CpuBackend
+
+        return CpuBackend()
+    if device.type == "cuda":
+        from phalanx.device.cuda import CudaBackend
+
+        return CudaBackend(device)
+    raise ConfigurationError(f"device target {target!r} is not supported; allowed: cpu, cuda[:N]")

@@ -1,0 +1,1 @@
+"""One step of one node: declare, admit, plan, forward, commit, publish over explicit resources."""

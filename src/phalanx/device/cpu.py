@@ -1,0 +1,44 @@
+"""The CPU backend: work is finished when a call returns, so its events are always complete."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+class CpuEvent:
+    """An event on a device whose calls are synchronous."""
+
+    def synchronize(self) -> None:
+        return
+
+
+class CpuBackend:
+    """The machine's processor."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._event = CpuEvent()
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def upload(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values)
+
+    def record_event(self) -> CpuEvent:
+        return self._event
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        return _NO_RANGE
+
+    def release_cached_memory(self) -> None:
+        gc.collect()

@@ -1,0 +1,86 @@
+"""A request in the loop: what it wants next, where it stands, and its place in the order."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from phalanx.step.resources.base import ResourceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a request wants next: `remaining` tokens of a walk at a node.
+
+    A step may take fewer where `divisible`. `total` is the number of tokens that the request will
+    hold when the work is done.
+    """
+
+    node: str
+    walk: str
+    remaining: int
+    total: int
+    divisible: bool = True
+
+
+class RequestState(Protocol):
+    """A plugin's own state of one request, advanced by the loop."""
+
+    def next_work(self) -> Work | None:
+        """What to compute next, or None when the request has ended."""
+        ...
+
+    def resource_configs(self) -> Mapping[str, ResourceConfig]:
+        """Settings for each resource, at the first start and after every push-back."""
+        ...
+
+    def advance(self, span: int) -> None:
+        """`span` tokens were computed and committed."""
+        ...
+
+    def push_back(self) -> None:
+        """All computed state was dropped; what was produced so far stays and is computed again."""
+        ...
+
+    def take_delta(self) -> Any | None:  # noqa: ANN401
+        """What was produced since the last call, or None."""
+        ...
+
+    def output(self, *, cancelled: bool) -> Any:  # noqa: ANN401
+        """The complete output of a request that has ended or is cancelled."""
+        ...
+
+
+class Status(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_EDGES = {
+    (Status.WAITING, Status.RUNNING),
+    (Status.RUNNING, Status.WAITING),
+    (Status.WAITING, Status.ENDED),
+    (Status.RUNNING, Status.ENDED),
+}
+
+
+class LoopRequest:
+    """One live request. `rank` orders requests: higher priority first, then earlier arrival."""
+
+    def __init__(self, rid: str, state: RequestState, priority: int, arrival: int) -> None:
+        self.rid = rid
+        self.state = state
+        self.rank = (-priority, arrival)
+        self.status = Status.WAITING
+        self.was_scheduled = False
+        self.last_step = -1
+        """The number of the newest step that it took part in."""
+
+    def move(self, status: Status) -> None:
+        assert (self.status, status) in _EDGES, f"{self.rid}: {self.status} -> {status}"
+        self.status = status

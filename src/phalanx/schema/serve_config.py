@@ -1,0 +1,136 @@
+"""The configuration of `phalanx serve`, and of nothing else: which plugin, which engine, which
+server. Defaults < environment < file < flags; a key that does not exist is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
+from phalanx.errors import ConfigurationError
+from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.yaml_text import parse_yaml
+
+T = TypeVar("T")
+
+
+class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What differs from the defaults of `EngineConfig`; None where nothing does.
+
+    Without `dtype` it is bfloat16 on CUDA and float32 on a CPU.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    num_threads: int | None = None
+    seed: int | None = None
+    max_pending_requests: int | None = None
+    stall_timeout_s: float | None = None
+
+    def engine_config(self) -> EngineConfig:
+        """The whole configuration: these values, then the environment's, then the defaults."""
+        base = None
+        if self.device is not None:
+            on_cpu = self.device == "cpu"
+            base = EngineConfig(
+                device=DeviceConfig(self.device, "float32" if on_cpu else "bfloat16")
+            )
+        config = EngineConfig.from_env(base)
+        device, runtime = config.device, config.runtime
+        return EngineConfig(
+            device=DeviceConfig(
+                self.device or device.target,
+                device.params_dtype if self.dtype is None else self.dtype,
+            ),
+            runtime=RuntimeConfig(
+                num_threads=_chosen(self.num_threads, runtime.num_threads),
+                seed=_chosen(self.seed, runtime.seed),
+                max_pending_requests=_chosen(
+                    self.max_pending_requests, runtime.max_pending_requests
+                ),
+                stall_timeout_s=_chosen(self.stall_timeout_s, runtime.stall_timeout_s),
+            ),
+        )
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model. `plugin_args` are checked against the plugin's own `args_cls`."""
+
+    plugin: str
+    plugin_args: dict[str, Any] = {}
+    engine: EngineSection = EngineSection()
+    server: ServerConfig = ServerConfig()
+
+
+def parse_serve_config(
+    text: str, source: str, overrides: Mapping[str, object] | None = None
+) -> ServeConfig:
+    """The configuration in the YAML `text`, with `overrides` by dotted key put over it.
+
+    `source` names the text in errors.
+    """
+    document = parse_yaml(text, source)
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{source} must hold a mapping with keys such as plugin, server")
+    for key, value in (overrides or {}).items():
+        _put(document, key, value, source)
+    check_keys(document, ServeConfig, source)
+    if "plugin" not in document:
+        raise ConfigurationError(f"{source}: the key plugin is missing; it names what to serve")
+    try:
+        return msgspec.convert(document, ServeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{source}: {readable(error)}") from None
+
+
+def check_keys(
+    mapping: Mapping[object, object], struct: type[msgspec.Struct], source: str, path: str = ""
+) -> None:
+    """Refuse keys that `struct` does not have, in nested structures too."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in mapping.items():
+        if key not in fields:
+            raise unknown_key(str(key), tuple(fields), source, path)
+        kind = fields[str(key)]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
+            check_keys(value, kind, source, f"{path}{key}.")
+
+
+def unknown_key(key: str, allowed: tuple[str, ...], source: str, path: str) -> ConfigurationError:
+    """The error for a key that is not one of `allowed`, with the nearest of them."""
+    if not allowed:
+        return ConfigurationError(f"{source}: unknown key {path}{key}; there are none to set here")
+    nearest = difflib.get_close_matches(key, allowed, n=1, cutoff=0.0)[0]
+    return ConfigurationError(
+        f"{source}: unknown key {path}{key}; did you mean {path}{nearest}?"
+        f" (allowed: {', '.join(allowed)})"
+    )
+
+
+def readable(error: msgspec.ValidationError) -> str:
+    """msgspec's message, with the key in front in place of a JSON path at the end."""
+    message, _, path = str(error).partition(" - at `")
+    message = message[:1].lower() + message[1:] if message.startswith("Expected") else message
+    key = path.rstrip("`").removeprefix("$").removeprefix(".")
+    return f"{key}: {message}" if key else message
+
+
+def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:
+    *sections, last = dotted.split(".")
+    for section in sections:
+        if document.get(section) is None:
+            document[section] = {}
+        document = document[section]
+        if not isinstance(document, dict):
+            raise ConfigurationError(f"{source}: {section} must hold keys of its own")
+    document[last] = value
+
+
+def _chosen(value: T | None, default: T) -> T:
+    return default if value is None else value

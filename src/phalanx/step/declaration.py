@@ -1,0 +1,47 @@
+"""What a node declares about a step before anything is reserved or computed.
+
+The ordered segments are the layout authority of every per-token array of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULT_LABEL = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One row's addition of `span` tokens to a stream; span 0 reads without extending."""
+
+    request_id: str
+    span: int
+    label: str = DEFAULT_LABEL
+
+
+class ResourceStep:
+    """Base of what a node declares for one resource; the resource defines its own subclass."""
+
+
+@dataclass(frozen=True)
+class SubmoduleStep:
+    """One step of one node: its rows, and what it asks of each resource (by key)."""
+
+    segments: tuple[Segment, ...]
+    resources: Mapping[str, ResourceStep]
+
+
+@dataclass
+class StepContext:
+    """The engine's own record of a step while it runs.
+
+    `plan_results` holds each resource's plan for those that depend on it; `reservations` what each
+    resource took in `admit`, so that `unadmit` can give exactly that back.
+    """
+
+    request_ids: tuple[str, ...]
+    walk: str
+    plan_results: dict[str, Any] = field(default_factory=dict)
+    reservations: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,310 @@
+"""The step engine: one step of one node over a batch of requests.
+
+declare -> admit -> plan -> preprocess -> forward -> commit -> publish. All admits of a step come
+before any plan; nothing commits if any row was refused; what one row's code raises fails that row,
+and its neighbours finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from phalanx.device.base import DeviceBackend
+from phalanx.errors import ConfigurationError
+from phalanx.step.attempt import attempt
+from phalanx.step.batch import ExecutingBatch
+from phalanx.step.declaration import StepContext, SubmoduleStep
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AllocationFailed
+from phalanx.step.outputs import HostRow, NodeOutputs, to_host
+from phalanx.step.resources.base import (
+    BuildInfo,
+    Growing,
+    Resource,
+    ResourceConfig,
+    ResourceSpec,
+)
+from phalanx.step.runner import StepRunner, dependency_order
+from phalanx.step.submodule import EngineInputs, NodeSubmodule, RequestInfo, StepRow
+
+
+@dataclass
+class _Unit:
+    """Rows that share one forward."""
+
+    rows: tuple[StepRow, ...]
+    inputs: tuple[Any, ...]
+    context: StepContext
+    step: SubmoduleStep | None = None
+
+    def split(self) -> list[_Unit]:
+        """One unit a row."""
+        return [
+            _unit(self.context.walk, (row,), (given,))
+            for row, given in zip(self.rows, self.inputs, strict=True)
+        ]
+
+
+def _unit(walk: str, rows: tuple[StepRow, ...], inputs: tuple[Any, ...]) -> _Unit:
+    return _Unit(rows, inputs, StepContext(tuple(row.request_id for row in rows), walk))
+
+
+@dataclass
+class _Node:
+    submodule: NodeSubmodule
+    resources: dict[str, Resource] = field(default_factory=dict)
+
+
+class StepEngine:
+    """See the module. One thread drives it; `add_request` opens a request on every resource."""
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        self.backend = backend
+        self._nodes: dict[str, _Node] = {}
+        self._resources: dict[str, Resource] = {}
+        self._runner = StepRunner({})
+        self._requests: dict[str, RequestInfo] = {}
+
+    def load_model(
+        self, submodules: Mapping[str, NodeSubmodule], specs: Sequence[ResourceSpec]
+    ) -> None:
+        """Build every resource once, in dependency order, and bind each node to its own."""
+        for spec in specs:
+            unknown = spec.nodes - submodules.keys()
+            if unknown or not spec.nodes:
+                raise ConfigurationError(
+                    f"resource {spec.key!r} names nodes {sorted(spec.nodes)}; "
+                    f"there are {sorted(submodules)}"
+                )
+        for spec in dependency_order(specs):
+            needed = {key: self._resources[key] for key in spec.depends_on()}
+            self._resources[spec.key] = spec.build(BuildInfo(self.backend, needed))
+        self._runner = StepRunner(self._resources)
+        for name, submodule in submodules.items():
+            node = _Node(submodule)
+            node.resources = {
+                spec.key: self._resources[spec.key] for spec in specs if name in spec.nodes
+            }
+            submodule.requires_grad_(False)
+            submodule.bind_node_resources(node.resources)
+            self._nodes[name] = node
+
+    def resource(self, key: str) -> Resource:
+        return self._resources[key]
+
+    def get_max_batch_size(self, node: str, walk: str) -> int | None:
+        """The most rows that one step of this node takes; None for no limit."""
+        return self._nodes[node].submodule.max_batch_size(walk)
+
+    def add_request(self, rid: str, state: object, configs: Mapping[str, ResourceConfig]) -> None:
+        """Open a request on all resources; adding it again changes nothing."""
+        if rid not in self._requests:
+            self._requests[rid] = RequestInfo(rid, state)
+        for key, resource in self._resources.items():
+            resource.ingest_request(rid, configs.get(key))
+
+    def remove_request(self, rid: str) -> None:
+        """Free a request everywhere; unknown ids are ignored."""
+        self._requests.pop(rid, None)
+        for resource in self._resources.values():
+            resource.remove_request(rid)
+        for node in self._nodes.values():
+            node.submodule.cleanup_request(rid)
+
+    def row(self, rid: str, span: int) -> StepRow:
+        """A live request as a row of a step."""
+        return StepRow(self._requests[rid], span)
+
+    def fits(self, node: str, totals: Mapping[str, int]) -> bool:
+        """Whether these requests could grow to these numbers of tokens at the same time."""
+        return all(
+            resource.fits(totals)
+            for resource in self._nodes[node].resources.values()
+            if isinstance(resource, Growing)
+        )
+
+    def check_ready(self, node: str, rid: str, published: Mapping[str, object]) -> AdmitOutcome:
+        """Import what other engines published of a request; `ready` once all of it has landed."""
+        ready = True
+        for key, resource in self._nodes[node].resources.items():
+            outcome = resource.admit_retrieve(rid, published.get(key))
+            if not outcome.ok:
+                return outcome
+            ready = ready and outcome.ready
+        return ADMITTED if ready else AdmitOutcome(ready=False)
+
+    def prepare_inputs(self, batch: ExecutingBatch) -> None:
+        """Ask the node for each row's inputs; rows that fail or are left out leave the batch."""
+        submodule = self._nodes[batch.node].submodule
+        rows: list[StepRow] = []
+        inputs: list[Any] = []
+        for row in batch.rows:
+            made = attempt(partial(submodule.prepare_inputs, batch.walk, row))
+            if made.error is not None:
+                batch.register_failure(row.request_id, made.error)
+            elif made.value is None:
+                batch.skipped.add(row.request_id)
+            else:
+                rows.append(row)
+                inputs.append(made.value)
+        batch.register_inputs(rows, inputs)
+        batch.running_batched = submodule.can_batch(batch.walk, rows, inputs)
+
+    def exec(self, batch: ExecutingBatch) -> list[NodeOutputs]:
+        """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
+        try:
+            with torch.inference_mode(), self.backend.range(f"step.{batch.node}"):
+                units = self._declared(batch)
+                if self._admit_all(batch, units):
+                    for unit in units:
+                        batch.outputs += self._drive(batch, unit)
+                    batch.commit_done.set()
+                    batch.outputs = [part.owned() for part in batch.outputs]
+            return batch.outputs
+        finally:
+            batch.release_waiters()
+
+    def postprocess(self, batch: ExecutingBatch) -> None:
+        """Let the node adjust each row's metadata."""
+        submodule = self._nodes[batch.node].submodule
+        for row in batch.live_rows():
+            made = attempt(partial(submodule.postprocess, row, batch.outputs))
+            if made.error is not None:
+                batch.register_failure(row.request_id, made.error)
+
+    def check_stop(self, batch: ExecutingBatch) -> dict[str, frozenset[str]]:
+        """Hand every row its values and return the loops that ended, by request."""
+        submodule = self._nodes[batch.node].submodule
+        values = to_host(batch.outputs)
+        none: HostRow = {}
+        stopped: dict[str, frozenset[str]] = {}
+        for row in batch.live_rows():
+            rid = row.request_id
+            made = attempt(partial(submodule.check_stop, row, values.get(rid, none)))
+            if made.error is not None:
+                batch.register_failure(rid, made.error)
+            elif made.value:
+                stopped[rid] = made.value
+        return stopped
+
+    def finalize(self, batch: ExecutingBatch) -> None:
+        """Publish what the rows' state has become; called after every step, whatever came of it."""
+        for row in batch.rows:
+            for key, resource in self._nodes[batch.node].resources.items():
+                published = resource.publish(row.request_id)
+                if published is not None:
+                    row.info.published[key] = published
+
+    def release(self, tags: frozenset[str]) -> None:
+        """Free the memory of every resource under these tags; requests must have ended."""
+        for resource in self._resources.values():
+            resource.release(tags)
+
+    def restore(self, tags: frozenset[str]) -> None:
+        """Take that memory again."""
+        for resource in self._resources.values():
+            resource.restore(tags)
+
+    def at_rest(self) -> bool:
+        """Whether no request is left and every resource is as it was at the start."""
+        resting = all(resource.at_rest() for resource in self._resources.values())
+        return not self._requests and resting
+
+    def shutdown(self) -> None:
+        for resource in self._resources.values():
+            resource.cleanup()
+
+    def _declared(self, batch: ExecutingBatch) -> list[_Unit]:
+        """The batch as units with their declarations; rows whose declaration fails are failed."""
+        if not batch.rows:
+            return []
+        assert batch.inputs is not None, "prepare_inputs comes before exec"
+        whole = _unit(batch.walk, batch.rows, batch.inputs)
+        pending = [whole] if batch.running_batched or len(batch.rows) == 1 else whole.split()
+        declared: list[_Unit] = []
+        submodule = self._nodes[batch.node].submodule
+        while pending:
+            unit = pending.pop(0)
+            made = attempt(partial(submodule.declare_step, batch.walk, unit.rows, unit.inputs))
+            if made.error is None:
+                unit.step = made.value
+                declared.append(unit)
+            elif len(unit.rows) == 1:
+                batch.register_failure(unit.rows[0].request_id, made.error)
+            else:
+                pending = unit.split() + pending
+        return declared
+
+    def _admit_all(self, batch: ExecutingBatch, units: list[_Unit]) -> bool:
+        """Admit every unit or none."""
+        for index, unit in enumerate(units):
+            if unit.step is None:
+                continue
+            made = self._runner.admit(unit.step, unit.context)
+            if not made.ok:
+                for earlier in units[:index]:
+                    self._unadmit(earlier)
+                assert made.outcome.reason is not None
+                batch.register_admit_error(made.outcome.reason, made.failed_resource)
+                return False
+        return True
+
+    def _unadmit(self, unit: _Unit) -> None:
+        if unit.step is not None:
+            self._runner.unadmit(unit.step, unit.context)
+
+    def _drive(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
+        """Plan, compute and commit one admitted unit.
+
+        If it fails, nothing was committed: its rows run one by one, so that only the culprit fails.
+        """
+        made = attempt(partial(self._compute, batch, unit))
+        if made.error is None and made.value is not None:
+            committed = attempt(partial(self._commit, unit))
+            if committed.error is None:
+                return [made.value]
+            for row in unit.rows:
+                batch.register_failure(row.request_id, committed.error)
+            return []
+        self._unadmit(unit)
+        if len(unit.rows) == 1:
+            assert made.error is not None
+            batch.register_failure(unit.rows[0].request_id, made.error)
+            return []
+        return [part for single in unit.split() for part in self._drive_alone(batch, single)]
+
+    def _drive_alone(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
+        """Declare, admit and drive one row of a unit that failed as a whole."""
+        submodule = self._nodes[batch.node].submodule
+        rid = unit.rows[0].request_id
+        made = attempt(partial(submodule.declare_step, batch.walk, unit.rows, unit.inputs))
+        if made.error is not None:
+            batch.register_failure(rid, made.error)
+            return []
+        unit.step = made.value
+        if unit.step is not None:
+            outcome = self._runner.admit(unit.step, unit.context).outcome
+            if not outcome.ok:
+                reason = outcome.reason
+                assert not isinstance(reason, AllocationFailed), "the whole unit had room"
+                batch.register_failure(rid, RuntimeError(str(reason)))
+                return []
+        return self._drive(batch, unit)
+
+    def _compute(self, batch: ExecutingBatch, unit: _Unit) -> NodeOutputs:
+        submodule = self._nodes[batch.node].submodule
+        if unit.step is not None:
+            self._runner.plan(unit.step, unit.context)
+        given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
+        prepared = submodule.preprocess(given, unit.inputs)
+        if batch.running_batched:
+            return submodule.forward_batched(prepared)
+        return submodule.forward(prepared)
+
+    def _commit(self, unit: _Unit) -> None:
+        if unit.step is not None:
+            self._runner.commit(unit.step, unit.context)

@@ -1,0 +1,104 @@
+"""The contract of a resource: state that nodes use, built and driven by the step engine.
+
+A resource is asked in this order: `ingest_request` opens a request, then for each step `admit`
+(reserve), `plan` (compute addressing), `commit` (make the step's effects part of the state), or
+`unadmit` where a step does not come to its commit; `remove_request` frees everything.
+When no request is left, a resource is as it was at the start.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.device.base import DeviceBackend
+from phalanx.step.declaration import ResourceStep, StepContext
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome
+
+
+class ResourceConfig:
+    """Base of a request's own settings for one resource, given when the request is added."""
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What a resource is built from beside its own spec."""
+
+    backend: DeviceBackend
+    dependencies: Mapping[str, Resource] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResourceSpec(ABC):
+    """Declares a resource: its key, the nodes that use it, and how to build it."""
+
+    key: str
+    nodes: frozenset[str]
+
+    def depends_on(self) -> frozenset[str]:
+        """Keys of the resources whose plans this one reads."""
+        return frozenset()
+
+    @abstractmethod
+    def build(self, info: BuildInfo) -> Resource:
+        """The resource, ready for requests."""
+
+
+class Resource:
+    """State that nodes use; every method has a default that does nothing.
+
+    `ingest_request` must be idempotent and `remove_request` must tolerate unknown ids.
+    """
+
+    key: str = ""
+
+    def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
+        """Open a request's state."""
+
+    def remove_request(self, rid: str) -> None:
+        """Free a request's state."""
+
+    def admit(self, step: ResourceStep, ctx: StepContext) -> AdmitOutcome:
+        """Reserve what the step needs, all or nothing; never raises for want of room."""
+        return ADMITTED
+
+    def unadmit(self, step: ResourceStep, ctx: StepContext) -> None:
+        """Undo this context's `admit`, also where it was never called or was refused."""
+
+    def plan(self, step: ResourceStep, ctx: StepContext) -> Any:  # noqa: ANN401
+        """This step's addressing; kept in `ctx.plan_results` for those that depend on it."""
+        return None
+
+    def commit(self, step: ResourceStep, ctx: StepContext) -> None:
+        """Make the step's effects part of the state."""
+
+    def publish(self, rid: str) -> object | None:
+        """A request's durable state as a value, or None where there is nothing to say."""
+        return None
+
+    def admit_retrieve(self, rid: str, published: object | None) -> AdmitOutcome:
+        """Import published state; `ready=False` until it has landed."""
+        return ADMITTED
+
+    def release(self, tags: frozenset[str]) -> None:
+        """Free the memory that stands under `tags`; repeated calls do nothing."""
+
+    def restore(self, tags: frozenset[str]) -> None:
+        """Take the memory again, empty; repeated calls do nothing."""
+
+    def at_rest(self) -> bool:
+        """Whether the resource is as it was at the start: nothing held, nothing in flight."""
+        return True
+
+    def cleanup(self) -> None:
+        """Give everything back; called once, at shutdown."""
+
+
+class Growing(ABC):
+    """A resource that requests hold more of as they grow, so that a scheduler must plan for it."""
+
+    @abstractmethod
+    def fits(self, totals: Mapping[str, int]) -> bool:
+        """Whether these requests could grow to these numbers of tokens at the same time."""

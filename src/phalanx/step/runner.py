@@ -1,0 +1,80 @@
+"""Drives the resources of a step in dependency order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from phalanx.errors import ConfigurationError
+from phalanx.step.declaration import StepContext, SubmoduleStep
+from phalanx.step.outcomes import StepOutcome
+from phalanx.step.resources.base import Resource, ResourceSpec
+
+
+def dependency_order(specs: Iterable[ResourceSpec]) -> tuple[ResourceSpec, ...]:
+    """Specs with every dependency before its dependents, ties by key.
+
+    Raises `ConfigurationError` for a key declared twice, an unknown dependency, or a cycle.
+    """
+    by_key: dict[str, ResourceSpec] = {}
+    for spec in specs:
+        if spec.key in by_key:
+            raise ConfigurationError(f"resource {spec.key!r} is declared twice")
+        by_key[spec.key] = spec
+    for spec in by_key.values():
+        for needed in sorted(spec.depends_on()):
+            if needed not in by_key:
+                raise ConfigurationError(
+                    f"resource {spec.key!r} depends on {needed!r}, which nobody declares; "
+                    f"declared: {', '.join(sorted(by_key))}"
+                )
+    ordered: list[ResourceSpec] = []
+    placed: set[str] = set()
+    while len(ordered) < len(by_key):
+        ready = sorted(
+            key for key, spec in by_key.items() if key not in placed and spec.depends_on() <= placed
+        )
+        if not ready:
+            stuck = ", ".join(sorted(set(by_key) - placed))
+            raise ConfigurationError(f"resources depend on each other in a circle: {stuck}")
+        ordered.append(by_key[ready[0]])
+        placed.add(ready[0])
+    return tuple(ordered)
+
+
+class StepRunner:
+    """Admit, plan, commit and unadmit over the resources that a step names."""
+
+    def __init__(self, resources: Mapping[str, Resource]) -> None:
+        """`resources` by key, in dependency order."""
+        self._resources = dict(resources)
+
+    def admit(self, step: SubmoduleStep, ctx: StepContext) -> StepOutcome:
+        """Reserve with every resource of the step; a refusal gives back what others reserved."""
+        for key in self._keys(step):
+            outcome = self._resources[key].admit(step.resources[key], ctx)
+            if not outcome.ok:
+                self.unadmit(step, ctx)
+                return StepOutcome(outcome, key)
+        return StepOutcome()
+
+    def unadmit(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        """Give back everything that this context reserved."""
+        for key in reversed(self._keys(step)):
+            self._resources[key].unadmit(step.resources[key], ctx)
+
+    def plan(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        ctx.plan_results.clear()
+        for key in self._keys(step):
+            ctx.plan_results[key] = self._resources[key].plan(step.resources[key], ctx)
+
+    def commit(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        for key in self._keys(step):
+            self._resources[key].commit(step.resources[key], ctx)
+
+    def _keys(self, step: SubmoduleStep) -> list[str]:
+        unknown = step.resources.keys() - self._resources.keys()
+        if unknown:
+            raise KeyError(
+                f"the step names resources {sorted(unknown)}; there are {sorted(self._resources)}"
+            )
+        return [key for key in self._resources if key in step.resources]

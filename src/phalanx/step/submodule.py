@@ -1,0 +1,101 @@
+"""What a model author implements for one node: how a batch of rows becomes one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from phalanx.step.declaration import SubmoduleStep
+from phalanx.step.outputs import HostRow, NodeOutputs
+from phalanx.step.resources.base import Resource
+
+
+@dataclass
+class RequestInfo:
+    """What the engine knows of a live request.
+
+    `state` is the plugin's own object. `published` is what resources said of the request after its
+    newest step, by resource key.
+    """
+
+    request_id: str
+    state: Any
+    published: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One request in a step, which advances it by `span` tokens."""
+
+    info: RequestInfo
+    span: int
+
+    @property
+    def request_id(self) -> str:
+        return self.info.request_id
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """What the engine hands to `preprocess` beside the rows' own inputs."""
+
+    walk: str
+    rows: tuple[StepRow, ...]
+    step: SubmoduleStep | None
+    plans: Mapping[str, Any]
+    """Each resource's plan of this step, by key."""
+
+
+class NodeSubmodule(nn.Module):
+    """One compute node, shared by all walks that name it.
+
+    For each step the engine calls, in this order: `prepare_inputs` a row, `can_batch`,
+    `declare_step`, `preprocess`, `forward_batched` (or `forward` for a single row that cannot be
+    batched), `postprocess` a row, `check_stop` a row.
+    """
+
+    def bind_node_resources(self, resources: Mapping[str, Resource]) -> None:
+        """Keep the node's resources; called once, before any step."""
+
+    def prepare_inputs(self, walk: str, row: StepRow) -> Any:  # noqa: ANN401
+        """One row's host-side inputs; None leaves the row out of this step without an error."""
+        return row
+
+    def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
+        """Whether these rows can share one forward."""
+        return False
+
+    def max_batch_size(self, walk: str) -> int | None:
+        """The most rows in one step; None for no limit."""
+        return None
+
+    def declare_step(
+        self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
+    ) -> SubmoduleStep | None:
+        """What the step needs of the resources; None if it needs none. Host work only."""
+        return None
+
+    def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Collate the rows' inputs into the argument of the forward."""
+        return inputs[0]
+
+    def forward_batched(self, prepared: Any) -> NodeOutputs:  # noqa: ANN401
+        """Compute all rows at once."""
+        return self.forward(prepared)
+
+    def forward(self, prepared: Any) -> NodeOutputs:  # noqa: ANN401
+        """Compute a single row."""
+        raise NotImplementedError(f"{type(self).__name__} computes nothing")
+
+    def postprocess(self, row: StepRow, outputs: Sequence[NodeOutputs]) -> None:
+        """Adjust a row's metadata after the forward; must not read values."""
+
+    def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
+        """Take the row's values and name the loops that end with them."""
+        return frozenset()
+
+    def cleanup_request(self, request_id: str) -> None:
+        """Forget a request."""
