@@ -1,0 +1,68 @@
+"""Where a model's files are: a directory, or a name of the `phalanx.checkpoints` group.
+
+A name belongs to an installed package that prepares the model's directory in the cache the first
+time it is asked for (`phalanx.schema.checkpoints`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from phalanx import settings
+from phalanx.errors import ConfigurationError
+from phalanx.schema.checkpoints import CheckpointSource, Progress
+
+ENTRY_POINT_GROUP = "phalanx.checkpoints"
+
+
+def checkpoint_names() -> tuple[str, ...]:
+    """The known names, sorted."""
+    return tuple(sorted(_points()))
+
+
+def check_checkpoint(model: str | Path) -> None:
+    """Refuse what is neither an existing directory nor a known name; prepares nothing."""
+    if Path(model).is_dir() or str(model) in _points():
+        return
+    if Path(model).exists():
+        raise ConfigurationError(
+            f"model {str(model)!r} is a file; give the directory that holds it"
+        )
+    known = checkpoint_names()
+    if _looks_like_path(str(model)):
+        raise ConfigurationError(
+            f"model directory {str(model)!r} does not exist; give an existing directory"
+            f" or one of the names {', '.join(known)}"
+        )
+    nearest = difflib.get_close_matches(str(model), known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigurationError(
+        f"model {str(model)!r} is neither a directory nor a known name;"
+        f" known names: {', '.join(known) or 'none'}{hint}"
+    )
+
+
+def checkpoint_dir(model: str | Path, progress: Progress | None = None) -> Path:
+    """The directory of `model`, prepared first where it is a name; an existing directory wins.
+
+    Raises `ConfigurationError` for an unknown name and what the name's source raises.
+    """
+    check_checkpoint(model)
+    if Path(model).is_dir():
+        return Path(model)
+    source: CheckpointSource = _points()[str(model)].load()
+    return source(settings.cache_dir(), _silent if progress is None else progress)
+
+
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "~")) or "/" in model
+
+
+def _silent(done: int, total: int) -> None:
+    """Nobody wants to know."""
