@@ -27,6 +27,7 @@ _HOME = {
     "RequestFailedError": "phalanx.errors",
     "RuntimeConfig": "phalanx.engine_config",
     "SamplingParams": "phalanx.schema.sampling",
+    "get_engine_config": "phalanx.engine_config",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -1,11 +1,16 @@
 """Configuration of an engine: frozen values, checked when built, importable without torch.
 
-`params_dtype` accepts a `torch.dtype` or its name and is kept as the name.
+`params_dtype` accepts a `torch.dtype` or its name and is kept as the name. An engine makes its
+configuration current around each call into its plugin, so that two engines in one process do not
+see each other's.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,3 +142,30 @@ def resolve_params_dtype(value: object) -> torch.dtype:
     dtype = getattr(torch, resolve_params_dtype_name(value))
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+_current: ContextVar[EngineConfig] = ContextVar("phalanx_engine_config")
+
+
+def get_engine_config() -> EngineConfig:
+    """The configuration of the engine that is calling its plugin.
+
+    A thread that a plugin starts by itself is outside of that call and sees none.
+    """
+    config = _current.get(None)
+    if config is None:
+        raise ConfigurationError(
+            "no engine configuration is current here; call this from a plugin's methods, "
+            "or inside `use_engine_config(config)`"
+        )
+    return config
+
+
+@contextmanager
+def use_engine_config(config: EngineConfig) -> Iterator[None]:
+    """Make `config` what `get_engine_config` returns in this thread."""
+    token = _current.set(config)
+    try:
+        yield
+    finally:
+        _current.reset(token)

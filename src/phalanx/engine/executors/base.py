@@ -1,0 +1,48 @@
+"""What an engine asks of a replica."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from phalanx.engine.requests import LiveRequest
+from phalanx.plugin import BatchingEntry, Entry
+from phalanx.schema.control import ControlOp
+from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
+
+
+class ReplicaExecutor(Protocol):
+    """One complete replica, loaded when its executor is built."""
+
+    @property
+    def entry(self) -> Entry | BatchingEntry:
+        """The plugin's instance, where it lives in this process."""
+        ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def loop_statistics(self) -> LoopStatistics | None:
+        """The newest counters of a batching plugin; never waits."""
+        ...
+
+    def step(self, rid: str, request: Any) -> Any:
+        """Accept, execute and return the complete output, or raise what it ended in."""
+        ...
+
+    def submit(self, live: LiveRequest, request: Any) -> None:
+        """Queue an accepted request."""
+        ...
+
+    def cancel(self, live: LiveRequest) -> bool:
+        """Ask for an early end; False where that is no longer possible. Takes no lock."""
+        ...
+
+    def control(self, op: ControlOp) -> bool:
+        """Apply `op` between two steps and return when it has been applied."""
+        ...
+
+    def close(self) -> None:
+        """End everything live, then close the plugin; any number of times, from any thread."""
+        ...
