@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from phalanx.device.operators.base import Operators
+from phalanx.device.operators.native import DTYPES, NativeOperators
 from phalanx.device.operators.torch_operators import TorchOperators
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
 
 CHOICES = ("auto", "off", "required")
 
@@ -19,4 +24,19 @@ def create_operators(choice: str, device_type: str, dtype: torch.dtype) -> Opera
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"native_operators={choice!r}; allowed: {', '.join(CHOICES)}")
-    return TorchOperators()
+    if choice == "off":
+        return TorchOperators()
+    if device_type != "cpu" or dtype not in DTYPES:
+        if choice == "auto":
+            return TorchOperators()
+        raise ConfigurationError(
+            f"native_operators='required' has no operators for device {device_type!r} and {dtype}; "
+            f"they exist for cpu with {', '.join(map(str, DTYPES))}; use 'auto' or 'off'"
+        )
+    try:
+        return NativeOperators()
+    except (MissingDependencyError, OSError) as error:
+        if choice == "required":
+            raise
+        logger.info("native operators are not available, plain torch serves instead: %s", error)
+        return TorchOperators()

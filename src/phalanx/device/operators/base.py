@@ -2,7 +2,8 @@
 
 Shapes: T tokens of a step, R rows (requests), H query heads, KV key-value heads (H is a multiple of
 KV), D head size, P pages a row, page_size tokens a page. A cache is `[pages, page_size, KV, D]`,
-contiguous, in the parameters' dtype; page 0 is the sink that no request owns.
+contiguous, in the parameters' dtype; page 0 is the sink that no request owns. What it holds is finite
+from the start (zeros): an implementation may read a masked position and weigh it with nothing.
 """
 
 from __future__ import annotations
