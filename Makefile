@@ -1,0 +1,40 @@
+# `make demo` and `make test` are all that is needed; both set up .venv first, once.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check lint test-long setup clean
+
+help:
+	@echo "make demo       serve a small language model here and talk to it"
+	@echo "make test       everything that must hold before a change goes in (= make check)"
+	@echo "make test-long  fault injection, fuzzing, real peers: minutes more"
+	@echo "make lint       format, lint, types and layering alone"
+	@echo "make clean      remove .venv and caches of the tools"
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV)
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+# One torch thread: two of them on a busy two-core machine can be ten times slower.
+check test-long: export OMP_NUM_THREADS := 1
+
+test: check
+
+check: lint
+	$(BIN)/python -m pytest -m "not long"
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-long: setup
+	$(BIN)/python -m pytest -m long
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
