@@ -1,0 +1,7 @@
+"""`phalanx bench`: one subcommand a benchmark."""
+
+from __future__ import annotations
+
+import typer
+
+bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_help=True)

@@ -1,0 +1,45 @@
+"""The command `phalanx`: its subcommands, and how errors end it.
+
+Starting up loads neither torch nor HTTP; each command imports what it runs. Exit codes: 2 for what
+the user can put right (arguments, files, an absent package), 1 for a failure.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from phalanx import __version__
+from phalanx.cli.bench import bench_app
+from phalanx.cli.generate import generate
+from phalanx.cli.serve import serve
+from phalanx.errors import InvalidInputError, MissingDependencyError, PhalanxError
+
+app = typer.Typer(
+    name="phalanx",
+    help="Phalanx serves language models and robot policies from one engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve)
+app.command("generate")(generate)
+app.add_typer(bench_app, name="bench")
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except PhalanxError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        fixable = isinstance(error, (InvalidInputError, MissingDependencyError))
+        sys.exit(2 if fixable else 1)

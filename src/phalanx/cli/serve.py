@@ -1,0 +1,206 @@
+"""`phalanx serve`: a configuration becomes a running model server."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+
+from phalanx.checkpoints import check_checkpoint
+from phalanx.cli.checkpoint_progress import prepared_checkpoint
+from phalanx.engine_config import EngineArgs, EntryArgs
+from phalanx.errors import ConfigurationError
+from phalanx.plugin import ServingAdapter
+from phalanx.schema.plugin_args import build_plugin_args
+from phalanx.schema.serve_config import ServeConfig, parse_serve_config
+from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.yaml_text import parse_yaml
+
+CHECKPOINT_KEY = "checkpoint_dir"
+
+_LISTEN, _MODEL, _ENGINE = "Where it listens", "Language model", "Engine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a configuration comes to; `serving` is None until the checkpoint is on disk."""
+
+    engine: EngineArgs
+    serving: ServingAdapter | None
+    server: ServerConfig
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML file: plugin, plugin_args, engine, server.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve this language model: a Hugging Face directory, or a known name"
+            " such as smollm2-135m. Short for plugin causal_lm with that checkpoint_dir."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. [127.0.0.1]", rich_help_panel=_LISTEN)
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; 0 takes a free one. [30000]", rich_help_panel=_LISTEN)
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Bearer token to ask for.", rich_help_panel=_LISTEN)
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name on /v1.", rich_help_panel=_LISTEN)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:N. [cuda if there is one]", rich_help_panel=_ENGINE),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. [float32 on cpu, else bfloat16]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Threads that compute.", rich_help_panel=_ENGINE)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random generators.", rich_help_panel=_ENGINE)
+    ] = None,
+    context_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of one request. [the model's]", rich_help_panel=_MODEL),
+    ] = None,
+    pool_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that the KV cache holds.", rich_help_panel=_MODEL)
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Requests in one step.", rich_help_panel=_MODEL)
+    ] = None,
+    max_step_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one step.", rich_help_panel=_MODEL)
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="int8 for weights of 8 bits.", rich_help_panel=_MODEL)
+    ] = None,
+    native_operators: Annotated[
+        str | None, typer.Option(help="auto, off or required.", rich_help_panel=_MODEL)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, as server.drain_timeout_s=5."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate, print what would run, load nothing.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP: SGLang's /generate and the OpenAI routes.
+
+    Flags win over the file, the file over PHALANX_* variables, those over the defaults. Ctrl-C
+    stops taking requests, lets the running ones end, and closes.
+    """
+    flags = {
+        "server.host": host,
+        "server.port": port,
+        "server.api_key": api_key,
+        "server.served_model_name": served_model_name,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.num_threads": num_threads,
+        "engine.seed": seed,
+        "plugin_args.checkpoint_dir": model,
+        "plugin_args.context_length": context_length,
+        "plugin_args.pool_tokens": pool_tokens,
+        "plugin_args.max_batch_size": max_batch_size,
+        "plugin_args.max_step_tokens": max_step_tokens,
+        "plugin_args.quantization": quantization,
+        "plugin_args.native_operators": native_operators,
+    }
+    if config is None and model is None:
+        raise ConfigurationError("give a configuration file or --model; see phalanx serve --help")
+    given = {key: value for key, value in flags.items() if value is not None}
+    loaded, source = _load(config, {**given, **_assignments(set_ or [])})
+    if check:
+        print(describe(plan(loaded, source, prepare=False)), end="")
+        return
+    raise typer.Exit(_run(plan(loaded, source, prepare=True)))
+
+
+def plan(config: ServeConfig, source: str, *, prepare: bool) -> Plan:
+    """Check all of `config`; with `prepare`, a model known by name is made ready on disk."""
+    from phalanx.engine.registry import plugin_class
+
+    plugin = plugin_class(config.plugin)
+    engine_config = config.engine.engine_config()
+    values = dict(config.plugin_args)
+    build_plugin_args(plugin.args_cls, values, source)
+    model = values.get(CHECKPOINT_KEY)
+    if isinstance(model, str):
+        check_checkpoint(model)
+        if prepare:
+            values[CHECKPOINT_KEY] = str(prepared_checkpoint(model))
+    args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
+    on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
+    serving = plugin.serving(args) if on_disk else None
+    return Plan(EngineArgs(config.plugin, args, engine_config), serving, config.server)
+
+
+def describe(plan: Plan) -> str:
+    """`plan` as the YAML file that would give it; an API key is not shown."""
+    config = plan.engine.config
+    assert config is not None and dataclasses.is_dataclass(plan.engine.plugin_args)
+    server = msgspec.to_builtins(plan.server)
+    if server["api_key"] is not None:
+        server["api_key"] = "(set)"
+    document: dict[str, Any] = {
+        "plugin": plan.engine.plugin,
+        "plugin_args": {
+            field.name: _plain(getattr(plan.engine.plugin_args, field.name))
+            for field in dataclasses.fields(plan.engine.plugin_args)
+        },
+        "engine": {
+            "device": config.device.target,
+            "dtype": config.device.params_dtype,
+            **dataclasses.asdict(config.runtime),
+        },
+        "server": server,
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _load(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig, str]:
+    if path is None:
+        return parse_serve_config("plugin: causal_lm", "flags", overrides), "flags"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from None
+    return parse_serve_config(text, str(path), overrides), str(path)
+
+
+def _assignments(pairs: list[str]) -> dict[str, object]:
+    assigned: dict[str, object] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigurationError(f"--set {pair!r} must be KEY=VALUE")
+        assigned[key] = parse_yaml(value, f"--set {key}")
+    return assigned
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else msgspec.to_builtins(value, enc_hook=str)
+
+
+def _run(plan: Plan) -> int:
+    from phalanx.engine.engine import Engine
+    from phalanx.server.main import run_server
+
+    return run_server(lambda: Engine(plan.engine), plan.serving, plan.server)
