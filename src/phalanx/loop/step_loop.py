@@ -78,6 +78,12 @@ class StepLoop:
         if request is not None:
             self._end(request, Failed(rid, error))
 
+    def drop(self, rid: str) -> None:
+        """End a request without an event, for a caller that has reported its end."""
+        request = self._requests.get(rid)
+        if request is not None:
+            self._retire(request)
+
     def cancel_all(self) -> None:
         """End every live request."""
         for rid in list(self._requests):
@@ -185,10 +191,14 @@ class StepLoop:
         self.num_push_backs += 1
 
     def _end(self, request: LoopRequest, event: Final | Failed) -> None:
-        """The one way out: free everything the request holds and report its end."""
+        """Report a request's end and free everything it holds."""
+        self._retire(request)
+        self._events.append(event)
+
+    def _retire(self, request: LoopRequest) -> None:
+        """The one way out for every request, however it ends."""
         queue = self._running if request.status is Status.RUNNING else self._waiting
         queue.remove(request)
         request.move(Status.ENDED)
         del self._requests[request.rid]
         self._engine.remove_request(request.rid)
-        self._events.append(event)

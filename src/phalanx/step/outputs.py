@@ -10,31 +10,38 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class NodeOutputs:
-    """Outputs of one forward.
+class Column:
+    """One value for each of `request_ids`: `values` has as many rows."""
 
-    `columns` hold one row for each of `request_ids` (first dimension). `ragged` holds tensors of
-    any shape by request, for outputs whose size differs from request to request.
+    request_ids: tuple[str, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class NodeOutputs:
+    """Outputs of one forward: columns by name, and `ragged` tensors of any shape by request, for
+    what differs in size from request to request.
     """
 
-    request_ids: tuple[str, ...] = ()
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
     ragged: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def owned(self) -> NodeOutputs:
         """Copies that no later forward overwrites: one clone a column, not one a row."""
         return NodeOutputs(
-            self.request_ids,
-            {name: column.clone() for name, column in self.columns.items()},
+            {
+                name: Column(column.request_ids, column.values.clone())
+                for name, column in self.columns.items()
+            },
             self.ragged,
         )
 
     def row(self, rid: str) -> dict[str, Tensor]:
         """All outputs of one request."""
         found = dict(self.ragged.get(rid, {}))
-        if rid in self.request_ids:
-            index = self.request_ids.index(rid)
-            found.update({name: column[index] for name, column in self.columns.items()})
+        for name, column in self.columns.items():
+            if rid in column.request_ids:
+                found[name] = column.values[column.request_ids.index(rid)]
         return found
 
 
@@ -47,7 +54,7 @@ def to_host(parts: Iterable[NodeOutputs]) -> Mapping[str, HostRow]:
     rows: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, column in part.columns.items():
-            for rid, value in zip(part.request_ids, column.tolist(), strict=True):
+            for rid, value in zip(column.request_ids, column.values.tolist(), strict=True):
                 rows.setdefault(rid, {})[name] = value
         for rid, tensors in part.ragged.items():
             row = rows.setdefault(rid, {})

@@ -1,0 +1,108 @@
+"""Log-probabilities of one sequence, gathered step by step from what the node computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.schema.generate import LogprobOptions, TokenLogprobs, TokenScore
+from phalanx.step.outputs import HostRow
+
+
+class _Entries:
+    """Growing lists that become one `TokenLogprobs`."""
+
+    def __init__(self, options: LogprobOptions) -> None:
+        self._options = options
+        self.token_ids: list[int] = []
+        self.values: list[float | None] = []
+        self.top: list[tuple[TokenScore, ...] | None] = []
+        self.selected: list[tuple[TokenScore, ...] | None] = []
+
+    def add_unscored(self, token: int) -> None:
+        self.token_ids.append(token)
+        self.values.append(None)
+        self.top.append(None)
+        self.selected.append(None)
+
+    def add(self, token: int, value: float, top: tuple[Any, Any], selected: list[float]) -> None:
+        """`top` is (log-probabilities, ids), `selected` belongs to the options' token ids."""
+        self.token_ids.append(token)
+        self.values.append(value)
+        self.top.append(tuple(zip(*top, strict=True)))
+        self.selected.append(tuple(zip(selected, self._options.token_ids, strict=True)))
+
+    def since(self, start: int) -> TokenLogprobs:
+        return TokenLogprobs(
+            token_ids=tuple(self.token_ids[start:]),
+            values=tuple(self.values[start:]),
+            top=tuple(self.top[start:]) if self._options.top_k else None,
+            selected=tuple(self.selected[start:]) if self._options.token_ids else None,
+        )
+
+
+class LogprobRecord:
+    """What a request asked for and has got so far; prompt entries survive a push-back."""
+
+    def __init__(self, options: LogprobOptions | None, prompt_length: int) -> None:
+        self.options = options
+        self._prompt_length = prompt_length
+        start = None if options is None else options.prompt_start
+        self.next_prompt = prompt_length if start is None else start
+        """The first prompt position that is wanted and not yet scored."""
+        self._wants_prompt = start is not None
+        entries = _Entries(options or LogprobOptions())
+        self._output, self._prompt = entries, _Entries(options or LogprobOptions())
+        self._num_reported = 0
+        self._prompt_reported = False
+
+    def wanted_positions(self, start: int, end: int) -> tuple[int, int]:
+        """Prompt positions that a step over tokens `start` to `end` scores, as a range.
+
+        The logits of token i score the token behind it, so that a step scores up to its own end.
+        """
+        first = max(self.next_prompt, start + 1)
+        return first, max(first, min(end + 1, self._prompt_length))
+
+    def take_prompt(self, outputs: HostRow) -> None:
+        """Scores of consecutive prompt positions from `next_prompt` on (position 0 has none)."""
+        ids = outputs.get("prompt_ids")
+        if ids is None:
+            return
+        for row, token in enumerate(ids):
+            if row == 0 and outputs["prompt_first"] == 0:
+                self._prompt.add_unscored(token)
+                continue
+            at = row - (1 if outputs["prompt_first"] == 0 else 0)
+            self._prompt.add(
+                token,
+                outputs["prompt_scores"][at],
+                (outputs["prompt_top_values"][at], outputs["prompt_top_ids"][at]),
+                outputs["prompt_selected"][at],
+            )
+        self.next_prompt = outputs["prompt_first"] + len(ids)
+
+    def take_output(self, outputs: HostRow, token: int) -> None:
+        if self.options is None:
+            return
+        top = (outputs["top_values"], outputs["top_ids"])
+        self._output.add(token, outputs["score"], top, outputs["selected"])
+
+    def take_output_delta(self) -> TokenLogprobs | None:
+        if self.options is None:
+            return None
+        start, self._num_reported = self._num_reported, len(self._output.token_ids)
+        return self._output.since(start)
+
+    def take_prompt_delta(self) -> TokenLogprobs | None:
+        if self._prompt_reported:
+            return None
+        self._prompt_reported = True
+        return self.prompt
+
+    @property
+    def output(self) -> TokenLogprobs | None:
+        return None if self.options is None else self._output.since(0)
+
+    @property
+    def prompt(self) -> TokenLogprobs | None:
+        return self._prompt.since(0) if self._wants_prompt else None

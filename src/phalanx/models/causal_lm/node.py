@@ -1,0 +1,176 @@
+"""The one node of a language model: rows of one token (decode) and of many (prefill) in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.device.base import DeviceBackend
+from phalanx.models.causal_lm.decoder import Decoder, Hidden
+from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Scores, joined, score
+from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
+from phalanx.step.declaration import Segment, SubmoduleStep
+from phalanx.step.outputs import Column, HostRow, NodeOutputs
+from phalanx.step.resources.attention import AttentionStep, PagedAttention
+from phalanx.step.resources.base import Resource
+from phalanx.step.resources.kv_cache import KVStep
+from phalanx.step.resources.positions import PositionStep
+from phalanx.step.resources.sampler import Sampler, SamplerStep
+from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+
+
+@dataclass(frozen=True)
+class _PromptScoring:
+    """Prompt positions `first` to `end` of one row, which starts at token `offset` of the step and
+    at position `start` of its sequence."""
+
+    row: StepRow
+    sequence: TokenSequence
+    first: int
+    end: int
+    offset: int
+    start: int
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    token_ids: Tensor
+    positions: Tensor
+    sampling: tuple[tuple[str, TokenSequence], ...]
+    sample_rows: Tensor
+    scoring: tuple[_PromptScoring, ...]
+
+
+class DecoderNode(NodeSubmodule):
+    """See the module. A row's state is a `Sequence`."""
+
+    def __init__(self, decoder: Decoder, backend: DeviceBackend, max_batch: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self._backend = backend
+        self._max_batch = max_batch
+        self._attention: PagedAttention
+        self._sampler: Sampler
+
+    def bind_node_resources(self, resources: Mapping[str, Resource]) -> None:
+        attention, sampler = resources["attention"], resources["sampler"]
+        assert isinstance(attention, PagedAttention)
+        assert isinstance(sampler, Sampler)
+        self._attention, self._sampler = attention, sampler
+
+    def max_batch_size(self, walk: str) -> int | None:
+        return self._max_batch
+
+    def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
+        return True
+
+    def prepare_inputs(self, walk: str, row: StepRow) -> list[int]:
+        sequence: TokenSequence = row.info.state
+        return sequence.tokens(sequence.computed, sequence.computed + row.span)
+
+    def declare_step(
+        self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
+    ) -> SubmoduleStep:
+        segments = tuple(Segment(row.request_id, row.span) for row in rows)
+        sampling = tuple(row.request_id for row in rows if row.info.state.samples_after(row.span))
+        return SubmoduleStep(
+            segments,
+            {
+                "kv": KVStep(segments),
+                "attention": AttentionStep(),
+                "positions": PositionStep(segments),
+                "sampler": SamplerStep(sampling),
+            },
+        )
+
+    def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
+        token_ids = np.fromiter((token for ids in inputs for token in ids), dtype=np.int64)
+        sampling: list[tuple[str, TokenSequence]] = []
+        sample_rows: list[int] = []
+        scoring: list[_PromptScoring] = []
+        offset = 0
+        for row in engine.rows:
+            sequence: TokenSequence = row.info.state
+            start = sequence.computed
+            first, end = sequence.scores.wanted_positions(start, start + row.span)
+            if end > first or (sequence.scores.next_prompt == 0 and start == 0):
+                scoring.append(_PromptScoring(row, sequence, first, end, offset, start))
+            offset += row.span
+            if sequence.samples_after(row.span):
+                sampling.append((row.request_id, sequence))
+                sample_rows.append(offset - 1)
+        return _Prepared(
+            self._backend.upload(token_ids),
+            engine.plans["positions"],
+            tuple(sampling),
+            self._backend.upload(np.array(sample_rows, dtype=np.int64)),
+            tuple(scoring),
+        )
+
+    def forward(self, prepared: _Prepared) -> NodeOutputs:
+        hidden = self.decoder(prepared.token_ids, prepared.positions, self._attention)
+        columns: dict[str, Column] = {}
+        ragged: dict[str, dict[str, Tensor]] = {}
+        if prepared.sampling:
+            self._sample(prepared, hidden, columns, ragged)
+        for wanted in prepared.scoring:
+            ragged.setdefault(wanted.row.request_id, {}).update(self._score_prompt(wanted, hidden))
+        return NodeOutputs(columns, ragged)
+
+    def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
+        sequence: TokenSequence = row.info.state
+        return frozenset({"generate"}) if sequence.accept(outputs) else frozenset()
+
+    def _sample(
+        self,
+        prepared: _Prepared,
+        hidden: Hidden,
+        columns: dict[str, Column],
+        ragged: dict[str, dict[str, Tensor]],
+    ) -> None:
+        logits = self.decoder.logits(hidden, prepared.sample_rows)
+        tokens = self._sampler.sample(logits)
+        rids = tuple(rid for rid, _ in prepared.sampling)
+        columns["token"] = Column(rids, tokens)
+        for index, (rid, sequence) in enumerate(prepared.sampling):
+            options = sequence.scores.options
+            if options is None:
+                continue
+            at = slice(index, index + 1)
+            scores = score(logits[at], tokens[at], options.top_k, options.token_ids)
+            ragged.setdefault(rid, {}).update(
+                score=scores.values[0],
+                top_values=scores.top_values[0],
+                top_ids=scores.top_ids[0],
+                selected=scores.selected[0],
+            )
+
+    def _score_prompt(self, wanted: _PromptScoring, hidden: Hidden) -> dict[str, Tensor]:
+        """Scores of a range of prompt positions; position 0 has an id and no score."""
+        options = wanted.sequence.scores.options
+        assert options is not None
+        unscored = wanted.sequence.scores.next_prompt == 0
+        first = 0 if unscored else wanted.first
+        parts: list[Scores] = []
+        for low in range(wanted.first, max(wanted.end, wanted.first + 1), BLOCK_ROWS):
+            high = min(low + BLOCK_ROWS, wanted.end)
+            # The logits of the token before a position score it.
+            shift = wanted.offset - wanted.start - 1
+            rows = torch.arange(low + shift, high + shift, device=hidden[0].device)
+            targets = torch.tensor(wanted.sequence.tokens(low, high), device=hidden[0].device)
+            logits = self.decoder.logits(hidden, rows)
+            parts.append(score(logits, targets.long(), options.top_k, options.token_ids))
+        scores = joined(parts)
+        return {
+            "prompt_first": torch.tensor(first),
+            "prompt_ids": torch.tensor(wanted.sequence.tokens(first, wanted.end)),
+            "prompt_scores": scores.values,
+            "prompt_top_values": scores.top_values,
+            "prompt_top_ids": scores.top_ids,
+            "prompt_selected": scores.selected,
+        }

@@ -1,0 +1,52 @@
+"""Log-probabilities of chosen tokens from logits, in float32, in blocks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK_ROWS = 256
+"""Rows of logits held at a time when a prompt is scored."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One row a token: its log-probability [n], the `k` best (values and ids, [n, k]), and those
+    of the ids asked for [n, m].
+    """
+
+    values: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+    selected: Tensor
+
+
+def score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int]) -> Scores:
+    """Scores of `tokens` [n] under `logits` [n, vocabulary]."""
+    logits = logits.float()
+    norm = torch.logsumexp(logits, dim=-1, keepdim=True)
+    values = logits.gather(1, tokens[:, None]) - norm
+    if top_k:
+        top_values, top_ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+        top_values = top_values - norm
+    else:
+        top_values, top_ids = values[:, :0], tokens[:, None][:, :0]
+    if token_ids:
+        ids = torch.tensor(token_ids, device=logits.device)
+        selected = logits.index_select(1, ids) - norm
+    else:
+        selected = values[:, :0]
+    return Scores(values[:, 0], top_values, top_ids, selected)
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Blocks of one sequence as a whole."""
+    return Scores(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.top_values for part in parts]),
+        torch.cat([part.top_ids for part in parts]),
+        torch.cat([part.selected for part in parts]),
+    )

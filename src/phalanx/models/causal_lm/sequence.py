@@ -1,0 +1,198 @@
+"""One completion of one prompt: its tokens, what has been computed of them, and when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.loop.request import Work
+from phalanx.models.causal_lm.logprobs import LogprobRecord
+from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.schema.generate import (
+    Abort,
+    Completion,
+    FinishReason,
+    GenerateDelta,
+    GenerateOutput,
+    GenerateRequest,
+    Length,
+    Stop,
+)
+from phalanx.schema.sampling import SamplingParams
+from phalanx.step.outputs import HostRow
+from phalanx.step.resources.base import ResourceConfig
+from phalanx.step.resources.penalties import Penalties
+from phalanx.step.resources.sampler import SamplerConfig
+from phalanx.step.resources.sampling import RowFilter
+
+NODE = "decoder"
+WALK = "generate"
+
+
+@dataclass(frozen=True)
+class SequenceLimits:
+    """What ends every sequence of a model."""
+
+    eos_ids: frozenset[int]
+    context_length: int
+
+
+class Sequence:
+    """A `RequestState`: prompt and output tokens, of which the first `computed` are in the cache."""
+
+    def __init__(
+        self,
+        rid: str,
+        request: GenerateRequest,
+        prompt_ids: tuple[int, ...],
+        limits: SequenceLimits,
+        text: TextOutput | None,
+        index: int = 0,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.prompt_ids = prompt_ids
+        self.output_ids: list[int] = []
+        self.computed = 0
+        self.scores = LogprobRecord(request.logprobs, len(prompt_ids))
+        self.num_push_backs = 0
+        self._limits = limits
+        self._text = text
+        self._finish: FinishReason | None = None
+        self._num_reported = 0
+        self._seed = _seed(rid, request.sampling, index)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end the text."""
+        own = frozenset(self.sampling.stop_token_ids)
+        return own if self.sampling.ignore_eos else own | self._limits.eos_ids
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Ids of positions `start` to `end`."""
+        split = len(self.prompt_ids)
+        if start >= split:
+            return self.output_ids[start - split : end - split]
+        if end <= split:
+            return list(self.prompt_ids[start:end])
+        return [*self.prompt_ids[start:], *self.output_ids[: end - split]]
+
+    def samples_after(self, span: int) -> bool:
+        """Whether a step of `span` tokens reaches the end and so gives a new token."""
+        return self.sampling.max_new_tokens > 0 and self.computed + span == self.num_tokens
+
+    def next_work(self) -> Work | None:
+        if self._finish is not None:
+            return None
+        total = self.num_tokens
+        return Work(NODE, WALK, total - self.computed, total)
+
+    def resource_configs(self) -> Mapping[str, ResourceConfig]:
+        sampling = self.sampling
+        holds_back = len(self.output_ids) < sampling.min_new_tokens
+        return {
+            "sampler": SamplerConfig(
+                row=RowFilter(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+                seed=self._seed,
+                penalties=Penalties(
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                    sampling.repetition_penalty,
+                ),
+                logit_bias=sampling.logit_bias,
+                forbidden=tuple(sorted(self.stop_ids | self._limits.eos_ids)) if holds_back else (),
+                forbidden_until=sampling.min_new_tokens if holds_back else 0,
+                prompt_ids=self.prompt_ids,
+                output_ids=tuple(self.output_ids),
+            )
+        }
+
+    def advance(self, span: int) -> None:
+        self.computed += span
+        if self.sampling.max_new_tokens == 0 and self.computed == self.num_tokens:
+            self._finish = Length(0)
+
+    def push_back(self) -> None:
+        self.computed = 0
+        self.num_push_backs += 1
+
+    def accept(self, outputs: HostRow) -> bool:
+        """Take a step's values; True when the sequence has ended."""
+        self.scores.take_prompt(outputs)
+        token = outputs.get("token")
+        if token is not None:
+            self.output_ids.append(token)
+            self.scores.take_output(outputs, token)
+            self._finish = self._finish_after(token)
+        return self._finish is not None
+
+    def take_delta(self) -> GenerateDelta | None:
+        fresh = self.output_ids[self._num_reported :]
+        if not fresh and self._finish is None:
+            return None
+        self._num_reported = len(self.output_ids)
+        return GenerateDelta(
+            index=self.index,
+            token_ids=tuple(fresh),
+            text=None if self._text is None else self._text.take(),
+            logprobs=self.scores.take_output_delta(),
+            prompt_logprobs=self.scores.take_prompt_delta(),
+            finish_reason=self._finish,
+        )
+
+    def output(self, *, cancelled: bool) -> GenerateOutput:
+        if self._text is not None and self._finish is None:
+            self._text.finish()
+        reason = Abort() if cancelled and self._finish is None else self._finish
+        assert reason is not None
+        return GenerateOutput(
+            completions=(
+                Completion(
+                    token_ids=tuple(self.output_ids),
+                    text=None if self._text is None else self._text.whole,
+                    finish_reason=reason,
+                    logprobs=self.scores.output,
+                ),
+            ),
+            prompt_tokens=len(self.prompt_ids),
+            num_retractions=self.num_push_backs,
+            prompt_logprobs=self.scores.prompt,
+        )
+
+    def _finish_after(self, token: int) -> FinishReason | None:
+        count = len(self.output_ids)
+        if token in self.stop_ids and count >= self.sampling.min_new_tokens:
+            if self._text is not None:
+                self._text.finish(token if self.sampling.no_stop_trim else None)
+            return Stop(token)
+        if self._text is not None:
+            matched = self._text.feed(token, count >= self.sampling.min_new_tokens)
+            if matched is not None:
+                return Stop(matched)
+        if count >= self.sampling.max_new_tokens or self.num_tokens >= self._limits.context_length:
+            if self._text is not None:
+                self._text.finish()
+            return Length(count)
+        return None
+
+
+def _seed(rid: str, sampling: SamplingParams, index: int) -> int:
+    """The request's own seed, else one from its id, so that a pinned id reproduces its draws.
+
+    Completions of one request differ by their index.
+    """
+    seed = sampling.sampling_seed
+    if seed is None:
+        seed = int.from_bytes(
+            hashlib.md5(rid.encode(), usedforsecurity=False).digest()[:4], "little"
+        )
+    return seed if index == 0 else (seed * 1_000_003 + index) & (2**63 - 1)

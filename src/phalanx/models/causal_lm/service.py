@@ -1,0 +1,239 @@
+"""A loaded language model and its loop: what the entry hands its calls to.
+
+A request for n completions becomes n sequences; their events come back under the request's id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from phalanx.errors import InvalidRequestError
+from phalanx.loop.step_loop import StepLoop
+from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
+from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.processing.text import IncrementalDetokenizer, StopMatcher, TextTokenizer
+from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
+from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
+from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
+from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
+from phalanx.step.engine import StepEngine
+from phalanx.step.resources.kv_cache import KVCache
+
+_SEPARATOR = "\0"
+"""Between a request's id and the index of one of its completions."""
+
+
+@dataclass
+class _Group:
+    """The completions of one request that have not all ended."""
+
+    children: tuple[str, ...]
+    outputs: dict[str, GenerateOutput] = field(default_factory=dict)
+    scheduled: bool = False
+    cancelled: bool = False
+
+
+class CausalLMService:
+    """See the module. Called by one thread."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        loop: StepLoop,
+        limits: Limits,
+        sequence_limits: SequenceLimits,
+        tokenizer: TextTokenizer | None,
+    ) -> None:
+        self.limits = limits
+        self._engine = engine
+        self._loop = loop
+        self._sequence_limits = sequence_limits
+        self._tokenizer = tokenizer
+        self._groups: dict[str, _Group] = {}
+        self._parents: dict[str, str] = {}
+        self._early: list[Event] = []
+        self._dropped: set[str] = set()
+        """Completions of a failed request whose events of the running tick nobody wants."""
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._early) or self._loop.busy
+
+    def start(self, rid: str, request: GenerateRequest) -> None:
+        """Queue a request; what is only seen here (its text's length) ends it in `Failed`."""
+        try:
+            sequences = self._sequences(rid, request)
+        except InvalidRequestError as error:
+            self._early.append(Failed(rid, error))
+            return
+        if len(sequences) == 1:
+            self._loop.start(rid, sequences[0], request.priority)
+            return
+        children = tuple(f"{rid}{_SEPARATOR}{index}" for index in range(len(sequences)))
+        self._groups[rid] = _Group(children)
+        for child, sequence in zip(children, sequences, strict=True):
+            self._parents[child] = rid
+            self._loop.start(child, sequence, request.priority)
+
+    def cancel(self, rid: str) -> None:
+        group = self._groups.get(rid)
+        if group is None:
+            self._loop.cancel(rid)
+            return
+        group.cancelled = True
+        for child in group.children:
+            self._loop.cancel(child)
+
+    def tick(self) -> list[Event]:
+        events, self._early = self._early, []
+        for event in self._loop.tick():
+            if event.rid in self._dropped:
+                continue
+            self._count(event)
+            rid = self._parents.get(event.rid)
+            if rid is None:
+                events.append(event)
+            else:
+                events.extend(self._of_group(rid, event))
+        self._dropped.clear()
+        return events
+
+    def control(self, op: ControlOp) -> bool:
+        match op:
+            case Pause(mode):
+                self._loop.paused = True
+                if mode is PauseMode.ABORT:
+                    self._loop.cancel_all()
+                elif mode is PauseMode.RETRACT:
+                    self._loop.push_back_all()
+                return True
+            case Continue():
+                self._loop.paused = False
+                return True
+            case Flush():
+                return self._loop.idle
+
+    def statistics(self) -> LoopStatistics:
+        cache = self._engine.resource("kv")
+        assert isinstance(cache, KVCache)
+        return LoopStatistics(
+            num_running=self._loop.num_running,
+            num_waiting=self._loop.num_waiting,
+            num_steps=self._loop.num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            num_retractions=self._loop.num_push_backs,
+            last_batch_size=self._loop.last_batch_size,
+            pool_tokens=self.limits.pool_tokens or 0,
+            pool_used_tokens=cache.used_tokens,
+            paused=self._loop.paused,
+        )
+
+    def close(self) -> None:
+        self._loop.cancel_all()
+        self._engine.shutdown()
+
+    def _sequences(self, rid: str, request: GenerateRequest) -> list[Sequence]:
+        if _SEPARATOR in rid:
+            raise InvalidRequestError(f"rid={rid!r} must not hold a NUL character", field="rid")
+        prompt_ids = request.input_ids
+        if prompt_ids is None:
+            assert request.prompt is not None
+            prompt_ids = tuple(self._text_tokenizer().encode(request.prompt))
+            check_lengths(len(prompt_ids), request, self.limits)
+        return [
+            Sequence(rid, request, prompt_ids, self._sequence_limits, self._text(request), index)
+            for index in range(request.sampling.n)
+        ]
+
+    def _text(self, request: GenerateRequest) -> TextOutput | None:
+        if not request.detokenize:
+            return None
+        sampling = request.sampling
+        matcher = None
+        if sampling.stop or sampling.stop_regex:
+            matcher = StopMatcher(
+                sampling.stop, sampling.stop_regex, no_stop_trim=sampling.no_stop_trim
+            )
+        detokenizer = IncrementalDetokenizer(
+            self._text_tokenizer(), skip_special_tokens=sampling.skip_special_tokens
+        )
+        return TextOutput(detokenizer, matcher)
+
+    def _text_tokenizer(self) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "this checkpoint has no tokenizer; give input_ids and detokenize=False",
+                field="prompt",
+            )
+        return self._tokenizer
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self._num_generated_tokens += len(event.payload.token_ids)
+        elif isinstance(event, Final):
+            self._num_prompt_tokens += event.payload.prompt_tokens
+
+    def _of_group(self, rid: str, event: Event) -> list[Event]:
+        """A child's event as the group's: one `Scheduled`, one end when all children have ended."""
+        group = self._groups[rid]
+        match event:
+            case Scheduled():
+                first, group.scheduled = not group.scheduled, True
+                return [Scheduled(rid)] if first else []
+            case Delta(_, payload):
+                return [Delta(rid, _without_repeated_prompt(payload))]
+            case Final(child, payload):
+                group.outputs[child] = payload
+                del self._parents[child]
+                if len(group.outputs) < len(group.children):
+                    return []
+                del self._groups[rid]
+                return [Final(rid, _combined(group), cancelled=group.cancelled)]
+            case Failed(child, error):
+                return self._fail_group(rid, group, child, error)
+
+    def _fail_group(self, rid: str, group: _Group, child: str, error: Exception) -> list[Event]:
+        """One completion's failure ends the request; its other completions are dropped."""
+        del self._groups[rid]
+        for other in group.children:
+            self._parents.pop(other, None)
+            if other != child:
+                self._loop.drop(other)
+                self._dropped.add(other)
+        return [Failed(rid, error)]
+
+
+def check_lengths(prompt_length: int, request: GenerateRequest, limits: Limits) -> None:
+    """Refuse a prompt that, with the tokens asked for, exceeds what one request may hold."""
+    if prompt_length == 0:
+        raise InvalidRequestError("the prompt has no tokens", field="prompt")
+    length = limits.context_length
+    if length is not None and prompt_length + request.sampling.max_new_tokens > length:
+        raise InvalidRequestError(
+            f"the prompt's {prompt_length} tokens and max_new_tokens="
+            f"{request.sampling.max_new_tokens} exceed the {length} tokens that one request may "
+            "have; shorten the prompt or ask for fewer",
+            field="max_new_tokens" if prompt_length < length else "prompt",
+        )
+
+
+def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
+    """Only completion 0 reports the prompt."""
+    if delta.index == 0 or delta.prompt_logprobs is None:
+        return delta
+    return msgspec.structs.replace(delta, prompt_logprobs=None)
+
+
+def _combined(group: _Group) -> GenerateOutput:
+    outputs = [group.outputs[child] for child in group.children]
+    return msgspec.structs.replace(
+        outputs[0],
+        completions=tuple(output.completions[0] for output in outputs),
+        num_retractions=sum(output.num_retractions for output in outputs),
+    )
