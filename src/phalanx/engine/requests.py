@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 from phalanx.clock import Clock
 from phalanx.engine.mailbox import Mailbox
@@ -64,11 +65,6 @@ class RequestTable:
         self._accepted = self._completed = self._failed = self._cancelled = self._refused = 0
         self._queue_time_s = self._execution_time_s = 0.0
 
-    @property
-    def refusal(self) -> EngineUnavailableError | None:
-        """Why no request is accepted any more, or None."""
-        return self._refusal
-
     def find(self, rid: str) -> LiveRequest | None:
         return self._live.get(rid)
 
@@ -77,7 +73,7 @@ class RequestTable:
         now_s = self._clock.monotonic_s()
         with self._lock:
             if self._refusal is not None:
-                raise unavailable(self._refusal)
+                raise self.unavailable()
             if rid in self._live:
                 self._refused += 1
                 raise InvalidRequestError(
@@ -140,6 +136,8 @@ class RequestTable:
                     self._end(live, event, now_s)
                 case Failed(error=error):
                     self._end(live, Failed(event.rid, _request_failure(error)), now_s)
+                case _:
+                    assert_never(event)
             if live.sink.mailbox is not None:
                 mailboxes.add(live.sink.mailbox)
         return gone + self._wake(mailboxes)
@@ -164,6 +162,13 @@ class RequestTable:
         with self._lock:
             if self._refusal is None:
                 self._refusal = error
+
+    def unavailable(self) -> EngineUnavailableError:
+        """The reason that `refuse` gave; a fresh exception, since each caller raises its own."""
+        reason = self._refusal
+        error = EngineUnavailableError("the engine is closed" if reason is None else str(reason))
+        error.__cause__ = None if reason is None else reason.__cause__
+        return error
 
     def live_requests(self) -> list[LiveRequest]:
         with self._lock:
@@ -225,13 +230,6 @@ class RequestTable:
         if not closed:
             return []
         return [live for live in self.live_requests() if live.sink.mailbox in closed]
-
-
-def unavailable(reason: EngineUnavailableError) -> EngineUnavailableError:
-    """A fresh exception with the reason's message and cause, since each caller raises its own."""
-    error = EngineUnavailableError(str(reason))
-    error.__cause__ = reason.__cause__
-    return error
 
 
 def _request_failure(error: Exception) -> Exception:

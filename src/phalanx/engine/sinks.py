@@ -85,6 +85,7 @@ class UnreadEvents:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._events: deque[Output] = deque()
+        self._mergeable: type | None = None
         self.ended = False
         self.waiting_since_s: float | None = None
 
@@ -103,7 +104,7 @@ class UnreadEvents:
             return None
         event = events.popleft()
         while isinstance(event, Delta) and events:
-            joined = _joined(event, events[0])
+            joined = self._joined(event, events[0])
             if joined is None:
                 break
             event = joined
@@ -111,9 +112,14 @@ class UnreadEvents:
         self.waiting_since_s = self._clock.monotonic_s() if events else None
         return event
 
-
-def _joined(earlier: Delta, later: Output) -> Delta | None:
-    if not isinstance(later, Delta) or not isinstance(earlier.payload, MergeableDelta):
-        return None
-    payload = earlier.payload.merged(later.payload)
-    return None if payload is None else Delta(earlier.rid, payload)
+    def _joined(self, earlier: Delta, later: Output) -> Delta | None:
+        payload = earlier.payload
+        if not isinstance(later, Delta):
+            return None
+        # Asking a Protocol is slow, so the answer is kept for the class.
+        if type(payload) is not self._mergeable:
+            if not isinstance(payload, MergeableDelta):
+                return None
+            self._mergeable = type(payload)
+        joined = payload.merged(later.payload)
+        return None if joined is None else Delta(earlier.rid, joined)

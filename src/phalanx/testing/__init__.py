@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.testing.batching_conformance import ConformanceError, check_batching_entry
 from phalanx.testing.clock import ManualClock
 from phalanx.testing.counting import (
     CountDelta,
@@ -15,6 +16,7 @@ from phalanx.testing.counting import (
 from phalanx.testing.echo import Echo, EchoArgs, EchoOutput, EchoRequest
 
 __all__ = [
+    "ConformanceError",
     "CountDelta",
     "CountOutput",
     "CountRequest",
@@ -27,4 +29,5 @@ __all__ = [
     "EchoRequest",
     "Fault",
     "ManualClock",
+    "check_batching_entry",
 ]

@@ -15,9 +15,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from phalanx.engine.boundary import Raised, attempt
+from phalanx.engine.boundary import Raised, attempt, run_every
 from phalanx.engine.core import EngineCore, activated
-from phalanx.engine.requests import LiveRequest, RequestTable, unavailable
+from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine_config import EngineConfig
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Failed
@@ -107,7 +107,7 @@ class LoopThread:
         answer: Future[bool] = Future()
         with self._post_lock:
             if self._stopped:
-                answer.set_exception(self._unavailable())
+                answer.set_exception(self._requests.unavailable())
             else:
                 self._inbox.put(Control(op, answer))
         return answer
@@ -129,8 +129,11 @@ class LoopThread:
         ready: Future[EngineCore[BatchingEntry]],
     ) -> None:
         outcome = attempt(partial(self._live, load, config, ready))
-        if isinstance(outcome, Raised):
-            ready.set_exception(outcome.error)
+        if not isinstance(outcome, Raised):
+            return
+        if ready.done():
+            raise outcome.error  # a defect of this class: the interpreter reports it
+        ready.set_exception(outcome.error)
 
     def _live(
         self,
@@ -145,8 +148,8 @@ class LoopThread:
             outcome = attempt(partial(self._serve, core.entry))
             if isinstance(outcome, Raised):
                 self._fail(core.entry.name, outcome.error)
-            self._end_all(failed=isinstance(outcome, Raised))
-            closed = attempt(core.close)
+            end_all = partial(self._end_all, failed=isinstance(outcome, Raised))
+            closed = attempt(partial(run_every, [end_all, core.close]))
             if isinstance(closed, Raised):
                 self._close_error = closed.error
 
@@ -159,7 +162,8 @@ class LoopThread:
             # Published first: who sees a request ended also sees it counted.
             self.statistics = entry.statistics()
             for live in self._requests.deliver(events):
-                self._cancel(entry, live)
+                if not live.cancelled:
+                    self._cancel(entry, live)
             if self._aborting:
                 self._answer_aborts(entry)
 
@@ -228,16 +232,13 @@ class LoopThread:
         self._requests.refuse(EngineUnavailableError("the engine is closed"))
         for live in self._requests.live_requests():
             if live.claimed or failed:
-                self._requests.end(live, Failed(live.rid, self._unavailable()))
+                self._requests.end(live, Failed(live.rid, self._requests.unavailable()))
             else:
-                self._requests.withdraw(live, self._unavailable())
+                self._requests.withdraw(live, self._requests.unavailable())
         answers = [aborting.answer for aborting in self._aborting]
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Control):
                 answers.append(message.answer)
         for answer in answers:
-            answer.set_exception(self._unavailable())
-
-    def _unavailable(self) -> EngineUnavailableError:
-        return unavailable(self._requests.refusal or EngineUnavailableError("the engine is closed"))
+            answer.set_exception(self._requests.unavailable())

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any
 
 from phalanx.clock import Clock
-from phalanx.engine.boundary import Raised, attempt, run_every
+from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.core import EngineCore, activated
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
 from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.errors import (
-    EngineUnavailableError,
     InvalidRequestError,
     RequestFailedError,
 )
@@ -30,7 +29,6 @@ from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
 logger = logging.getLogger(__name__)
-CLOSED = "the engine was closed before this request started"
 CANCELLED = "the request was cancelled before it started"
 
 
@@ -65,6 +63,8 @@ class SerialExecutor:
         self._active: threading.Thread | None = None
         self._worker: threading.Thread | None = None
         self._closing = False
+        self._close_after_step = False
+        self._close_lock = threading.RLock()
         self._core_closed = False
 
     @property
@@ -82,10 +82,10 @@ class SerialExecutor:
         turn = Turn(self._requests.accept(rid, sink), request, by_caller=True)
         try:
             self._await_turn(turn, sink)
-        except BaseException as error:
+            outcome = self._run(turn)
+        except BaseException as error:  # withdrawn, or interrupted
             self._leave(turn, error)
             raise
-        outcome = self._run(turn)
         if isinstance(outcome, Raised):
             raise outcome.error
         return outcome
@@ -102,7 +102,7 @@ class SerialExecutor:
                     self._worker.start()
                 self._changed.notify_all()
         if closing:
-            self._requests.withdraw(live, EngineUnavailableError(CLOSED))
+            self._requests.withdraw(live, self._requests.unavailable())
 
     def cancel(self, live: LiveRequest) -> bool:
         """Takes effect when the request's turn comes; one that runs cannot be stopped."""
@@ -124,13 +124,13 @@ class SerialExecutor:
             queued = list(self._queue)
             self._queue.clear()
             worker = self._worker
-        error = self._requests.refusal or EngineUnavailableError(CLOSED)
         for turn in queued:
-            self._requests.withdraw(turn.live, error)
+            self._requests.withdraw(turn.live, self._requests.unavailable())
         with self._changed:
             self._changed.notify_all()
             if self._active is threading.current_thread():
-                return  # the running step closes the core when it has ended
+                self._close_after_step = True
+                return
             self._changed.wait_for(lambda: self._active is None)
         if worker is not None and worker is not threading.current_thread():
             worker.join()
@@ -139,7 +139,7 @@ class SerialExecutor:
     def _await_turn(self, turn: Turn, sink: CallerSink) -> None:
         with self._changed:
             if self._closing:
-                raise EngineUnavailableError(CLOSED)
+                raise self._requests.unavailable()
             self._queue.append(turn)
             self._changed.wait_for(lambda: sink.future.done() or self._is_next(turn))
             if not sink.future.done():
@@ -152,7 +152,9 @@ class SerialExecutor:
         with self._changed:
             if turn in self._queue:
                 self._queue.remove(turn)
-                self._changed.notify_all()
+            if self._active is threading.current_thread():
+                self._active = None
+            self._changed.notify_all()
         self._requests.withdraw(turn.live, RequestFailedError(f"its caller left: {error!r}"))
 
     def _is_next(self, turn: Turn) -> bool:
@@ -194,6 +196,10 @@ class SerialExecutor:
             self._requests.end(live, Failed(live.rid, as_exception(outcome.error)))
         else:
             self._requests.end(live, Final(live.rid, outcome))
+        if self._close_after_step:
+            closed = attempt(self._close_core)
+            if isinstance(closed, Raised):
+                logger.error("closing plugin %r failed", self.entry.name, exc_info=closed.error)
         return outcome
 
     def _step_core(self, request: Any) -> Any:
@@ -206,12 +212,12 @@ class SerialExecutor:
             self._changed.notify_all()
 
     def _close_core(self) -> None:
-        with self._changed:
+        with self._close_lock:
             if self._core_closed:
                 return
             self._core_closed = True
-        with activated(self._config):
-            run_every([self._core.close])
+            with activated(self._config):
+                self._core.close()
 
 
 def as_exception(error: BaseException) -> Exception:
