@@ -5,6 +5,7 @@ PhalanxError
 |  |- ConfigurationError                 an argument, a flag, a file or an environment variable
 |  |- CheckpointError                    weights or tokenizer files that cannot be used
 |  `- InvalidRequestError                one request, refused before it was queued
+|     `- MalformedRequestError           its body is not of the protocol's form
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
 |  `- StreamStalledError                 its reader took nothing for too long
@@ -21,6 +22,7 @@ __all__ = [
     "EngineUnavailableError",
     "InvalidInputError",
     "InvalidRequestError",
+    "MalformedRequestError",
     "MissingDependencyError",
     "PhalanxError",
     "RequestFailedError",
@@ -54,6 +56,10 @@ class InvalidRequestError(InvalidInputError):
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
         self.field = field
+
+
+class MalformedRequestError(InvalidRequestError):
+    """A request's body is not JSON, or has fields or types that the protocol does not know."""
 
 
 class MissingDependencyError(PhalanxError, ImportError):

@@ -1,0 +1,20 @@
+"""OpenAI's protocol: chat completions, completions, models, with SGLang's extras."""
+
+from phalanx.wire.openai.chat import ChatCall, parse_chat
+from phalanx.wire.openai.chat_response import ChatRenderer
+from phalanx.wire.openai.completion_response import CompletionRenderer
+from phalanx.wire.openai.completions import CompletionCall, parse_completion
+from phalanx.wire.openai.errors import error_body, stream_error_line
+from phalanx.wire.openai.models import models_body
+
+__all__ = [
+    "ChatCall",
+    "ChatRenderer",
+    "CompletionCall",
+    "CompletionRenderer",
+    "error_body",
+    "models_body",
+    "parse_chat",
+    "parse_completion",
+    "stream_error_line",
+]

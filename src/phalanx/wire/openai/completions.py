@@ -1,0 +1,112 @@
+"""Parses `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from phalanx.errors import InvalidRequestError, MalformedRequestError
+from phalanx.schema.generate import LogprobOptions
+from phalanx.schema.sampling import SamplingParams
+from phalanx.wire.body import BodyDecoder, refuse_unsupported
+from phalanx.wire.openai.sampling import (
+    Extras,
+    JsonSchema,
+    ResponseFormat,
+    SharedBody,
+    StreamOptions,
+    check_shared,
+    extras,
+    include_usage,
+    sampling_params,
+)
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default of this route."""
+
+
+class CompletionBody(SharedBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | bool | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Any = None
+
+
+_DECODER = BodyDecoder(CompletionBody, [StreamOptions, ResponseFormat, JsonSchema])
+
+
+class CompletionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call: prompts as text or ids, each completed `n` times."""
+
+    body: CompletionBody
+    prompts: tuple[str | tuple[int, ...], ...]
+    logprobs: LogprobOptions | None
+    extras: Extras
+    include_usage: bool
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def echo(self) -> bool:
+        return bool(self.body.echo)
+
+    def sampling(self) -> SamplingParams:
+        limit = self.body.max_tokens
+        return sampling_params(self.body, DEFAULT_MAX_TOKENS if limit is None else limit)
+
+
+def parse_completion(body: bytes) -> CompletionCall:
+    """The call in `body`; raises `MalformedRequestError` or `InvalidRequestError`."""
+    parsed = _DECODER.decode(body)
+    check_shared(parsed)
+    refuse_unsupported({"suffix": parsed.suffix}, {})
+    if parsed.best_of is not None and parsed.best_of != (parsed.n or 1):
+        raise InvalidRequestError(
+            f"best_of={parsed.best_of} must equal n={parsed.n or 1}; completions are not ranked",
+            field="best_of",
+        )
+    return CompletionCall(
+        body=parsed,
+        prompts=_prompts(parsed.prompt),
+        logprobs=_logprobs(parsed),
+        extras=extras(parsed),
+        include_usage=include_usage(parsed),
+    )
+
+
+def _logprobs(body: CompletionBody) -> LogprobOptions | None:
+    wanted = body.logprobs
+    if wanted is None or wanted is False:
+        return None
+    top = 1 if wanted is True else int(wanted)
+    return LogprobOptions(prompt_start=0 if body.echo else None, top_k=top)
+
+
+def _prompts(
+    prompt: str | list[str | int | list[int]],
+) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise InvalidRequestError("prompt is empty; give a text or token ids", field="prompt")
+    ids = [one for one in prompt if isinstance(one, int)]
+    if len(ids) == len(prompt):
+        return (tuple(ids),)
+    if ids:
+        raise MalformedRequestError(
+            "prompt mixes token ids with prompts; give a text, a list of texts, a list of token "
+            "ids, or a list of such lists",
+            field="prompt",
+        )
+    return tuple(one if isinstance(one, str) else tuple(_ids(one)) for one in prompt)
+
+
+def _ids(one: int | list[int]) -> list[int]:
+    assert isinstance(one, list)
+    return one

@@ -1,0 +1,210 @@
+"""The fields that chat completions and completions share, and what they mean for sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from phalanx.errors import InvalidRequestError, MalformedRequestError
+from phalanx.schema.sampling import SamplingParams
+from phalanx.wire.body import refuse_unsupported
+from phalanx.wire.sampling import bias_pairs, string_tuple
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """`response_format.json_schema`."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`response_format`."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both routes: OpenAI's, then SGLang's extras; null means the default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    sampling_seed: int | None = None
+    rid: str | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    return_input_ids_in_sglext: bool | None = None
+    return_output_ids_in_sglext: bool | None = None
+    # Accepted without effect: they label, route or cache.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    routing_key: str | None = None
+    # Known and not supported.
+    lora_path: Any = None
+    session_params: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_cached_tokens_details: Any = None
+    return_sampling_mask: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    data_parallel_rank: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    structural_tag: Any = None
+
+
+UNSUPPORTED = SharedBody.__struct_fields__[SharedBody.__struct_fields__.index("lora_path") :]
+NEUTRAL: dict[str, tuple[object, ...]] = {"data_parallel_rank": (0,)}
+ANY_OBJECT = '{"type":"object"}'
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer holds beyond OpenAI's fields."""
+
+    token_ids: bool = False
+    prompt_token_ids: bool = False
+    meta_info: bool = False
+    sglext_input_ids: bool = False
+    sglext_output_ids: bool = False
+
+    @property
+    def any(self) -> bool:
+        return self != Extras()
+
+
+def extras(body: SharedBody) -> Extras:
+    """The extras that `body` asks for; refused together with a stream."""
+    wanted = Extras(
+        token_ids=bool(body.return_token_ids),
+        prompt_token_ids=bool(body.return_prompt_token_ids),
+        meta_info=bool(body.return_meta_info),
+        sglext_input_ids=bool(body.return_input_ids_in_sglext),
+        sglext_output_ids=bool(body.return_output_ids_in_sglext),
+    )
+    if wanted.any and body.stream:
+        raise InvalidRequestError(
+            "return_token_ids, return_prompt_token_ids, return_meta_info and the sglext fields "
+            "are not available in a stream; send stream=false",
+            field="stream",
+        )
+    return wanted
+
+
+def check_shared(body: SharedBody) -> None:
+    """Refuse what is known and not served."""
+    fields = msgspec.structs.asdict(body)
+    refuse_unsupported({name: fields[name] for name in UNSUPPORTED}, NEUTRAL)
+    if body.stream_options is not None:
+        if not body.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed with stream=true", field="stream_options"
+            )
+        if body.stream_options.continuous_usage_stats:
+            raise MalformedRequestError(
+                "stream_options.continuous_usage_stats is not supported; use include_usage",
+                field="stream_options.continuous_usage_stats",
+            )
+
+
+def include_usage(body: SharedBody) -> bool:
+    """Whether the stream ends with a chunk of usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def sampling_params(body: SharedBody, max_new_tokens: int) -> SamplingParams:
+    """The sampling that `body` asks for."""
+    given: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": body.min_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "frequency_penalty": body.frequency_penalty,
+        "presence_penalty": body.presence_penalty,
+        "repetition_penalty": body.repetition_penalty,
+        "n": body.n,
+        "stop": None if body.stop is None else string_tuple(body.stop),
+        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+        "stop_regex": None if body.stop_regex is None else string_tuple(body.stop_regex),
+        "ignore_eos": body.ignore_eos,
+        "no_stop_trim": body.no_stop_trim,
+        "skip_special_tokens": body.skip_special_tokens,
+        "logit_bias": None if body.logit_bias is None else bias_pairs(body.logit_bias),
+        "sampling_seed": body.sampling_seed if body.seed is None else body.seed,
+        "json_schema": _json_schema(body),
+        "regex": body.regex,
+        "ebnf": body.ebnf,
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _json_schema(body: SharedBody) -> str | None:
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return body.json_schema
+    if body.json_schema is not None:
+        raise InvalidRequestError(
+            "json_schema and response_format exclude each other", field="response_format"
+        )
+    if wanted.type == "json_object":
+        return ANY_OBJECT
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None or wanted.json_schema.schema is None:
+            raise InvalidRequestError(
+                "response_format.json_schema.schema is missing; give the JSON schema",
+                field="response_format.json_schema.schema",
+            )
+        return msgspec.json.encode(wanted.json_schema.schema).decode()
+    raise InvalidRequestError(
+        f"response_format.type={wanted.type!r}; allowed: text, json_object, json_schema",
+        field="response_format.type",
+    )
