@@ -7,6 +7,7 @@ the user can put right (arguments, files, an absent package), 1 for a failure.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -35,10 +36,10 @@ def version() -> None:
     print(__version__)
 
 
-def main() -> None:
-    """Run the command line and exit."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `arguments` (the process's own by default) and exit."""
     try:
-        app()
+        app(args=None if arguments is None else list(arguments), prog_name="phalanx")
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         fixable = isinstance(error, (InvalidInputError, MissingDependencyError))
