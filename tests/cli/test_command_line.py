@@ -108,6 +108,7 @@ def test_model_flag_goes_to_the_language_model_plugin(run):
         (("serve", "--model", "smollm2-135m", "--set", "server.prt=1"), "did you mean server.port"),
         (("serve", "--model", "smollm2-135m", "--set", "port"), "--set 'port' must be KEY=VALUE"),
         (("serve", "--model", "smollm2-135m", "--set", "plugin=ecoh"), "did you mean 'echo'?"),
+        (("serve", "--model", "smollm2-135m", "--log-level", "LOUD"), "level='LOUD' is not known"),
         (("generate", "hello", "--model", "nosuch"), "model 'nosuch' is neither a directory"),
         (("generate", "hello", "--max-new-tokens", "-1"), "max_new_tokens=-1 must be at least 0"),
         (("generate", "hello", "--temperature", "nan"), "temperature=nan must be a finite"),

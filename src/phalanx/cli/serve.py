@@ -10,19 +10,20 @@ import msgspec
 import typer
 import yaml
 
+from phalanx import log
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.engine_config import EngineArgs, EntryArgs
 from phalanx.errors import ConfigurationError
 from phalanx.plugin import ServingAdapter
 from phalanx.schema.plugin_args import build_plugin_args
-from phalanx.schema.serve_config import ServeConfig, parse_serve_config
+from phalanx.schema.serve_config import LogSection, ServeConfig, parse_serve_config
 from phalanx.schema.server_config import ServerConfig
 from phalanx.schema.yaml_text import parse_yaml
 
 CHECKPOINT_KEY = "checkpoint_dir"
 
-_LISTEN, _MODEL, _ENGINE = "Where it listens", "Language model", "Engine"
+_LISTEN, _MODEL, _ENGINE, _LOG = "Where it listens", "Language model", "Engine", "Log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Plan:
     engine: EngineArgs
     serving: ServingAdapter | None
     server: ServerConfig
+    log: LogSection
 
 
 def serve(
@@ -93,6 +95,16 @@ def serve(
     native_operators: Annotated[
         str | None, typer.Option(help="auto, off or required.", rich_help_panel=_MODEL)
     ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]", rich_help_panel=_LOG)
+    ] = None,
+    log_file: Annotated[
+        str | None, typer.Option(help="Append to this file. [stderr]", rich_help_panel=_LOG)
+    ] = None,
+    log_json: Annotated[
+        bool | None,
+        typer.Option("--log-json", help="One JSON object a line.", rich_help_panel=_LOG),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key, as server.drain_timeout_s=5."),
@@ -111,6 +123,9 @@ def serve(
         "server.port": port,
         "server.api_key": api_key,
         "server.served_model_name": served_model_name,
+        "server.log_json": log_json,
+        "log.level": log_level,
+        "log.file": log_file,
         "engine.device": device,
         "engine.dtype": dtype,
         "engine.num_threads": num_threads,
@@ -149,7 +164,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> Plan:
     args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
     on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
     serving = plugin.serving(args) if on_disk else None
-    return Plan(EngineArgs(config.plugin, args, engine_config), serving, config.server)
+    return Plan(EngineArgs(config.plugin, args, engine_config), serving, config.server, config.log)
 
 
 def describe(plan: Plan) -> str:
@@ -171,6 +186,7 @@ def describe(plan: Plan) -> str:
             **dataclasses.asdict(config.runtime),
         },
         "server": server,
+        "log": {"level": plan.log.effective_level, "file": plan.log.file},
     }
     return yaml.safe_dump(document, sort_keys=False)
 
@@ -203,4 +219,19 @@ def _run(plan: Plan) -> int:
     from phalanx.engine.engine import Engine
     from phalanx.server.main import run_server
 
-    return run_server(lambda: Engine(plan.engine), plan.serving, plan.server)
+    file = plan.log.file
+    try:
+        log.configure(
+            plan.log.effective_level,
+            json=plan.server.log_json,
+            file=None if file is None else Path(file),
+        )
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the log file {file}: {error.strerror}") from None
+    name = plan.engine.plugin
+    return run_server(
+        lambda: Engine(plan.engine),
+        plan.serving,
+        plan.server,
+        on_ready=lambda url: print(f"phalanx: serving {name} at {url}", flush=True),
+    )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from phalanx import settings
 from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
 from phalanx.errors import ConfigurationError
 from phalanx.schema.server_config import ServerConfig
@@ -57,6 +58,25 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
 
+class LogSection(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged and where: from `level` (None: PHALANX_LOG_LEVEL, else INFO) on, to stderr
+    or to the end of `file`. `server.log_json` makes the lines JSON.
+    """
+
+    level: str | None = None
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None and self.level not in settings.LOG_LEVELS:
+            allowed = ", ".join(settings.LOG_LEVELS)
+            raise ConfigurationError(f"level={self.level!r} is not known; allowed: {allowed}")
+
+    @property
+    def effective_level(self) -> str:
+        """The level after environment and default."""
+        return self.level or settings.log_level() or "INFO"
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One served model. `plugin_args` are checked against the plugin's own `args_cls`."""
 
@@ -64,6 +84,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     plugin_args: dict[str, Any] = {}
     engine: EngineSection = EngineSection()
     server: ServerConfig = ServerConfig()
+    log: LogSection = LogSection()
 
 
 def parse_serve_config(
