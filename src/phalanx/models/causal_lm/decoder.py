@@ -72,7 +72,10 @@ class Decoder(nn.Module):
         """Parameters are made on the meta device; the loader gives them storage."""
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width, dtype=dtype, device="meta")
+        # Not by its constructor, whose random filling of a meta tensor imports torch's compiler.
+        self.embedding = nn.Embedding.from_pretrained(
+            torch.empty(config.vocab_size, config.width, dtype=dtype, device="meta")
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(config, operators, dtype) for _ in range(config.num_layers)
         )
