@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from phalanx.device.operators.base import HeadLayout, Operators
 from phalanx.layers.linear import Linear
@@ -15,6 +16,22 @@ from phalanx.step.resources.attention import PagedAttention
 
 Hidden = tuple[Tensor, Tensor]
 """The newest sublayer's output and the residual that it has yet to be added to, [T, width]."""
+
+
+class TokenEmbedding(nn.Module):
+    """Rows of `weight` [vocabulary, width], made on the meta device.
+
+    torch's own embedding fills itself at random, which on `meta` imports torch's compiler: seconds.
+    """
+
+    def __init__(self, vocab_size: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = torch.empty(vocab_size, width, dtype=dtype, device="meta")
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """`token_ids` int64 [T]."""
+        return functional.embedding(token_ids, self.weight)
 
 
 class DecoderLayer(nn.Module):
@@ -72,10 +89,7 @@ class Decoder(nn.Module):
         """Parameters are made on the meta device; the loader gives them storage."""
         super().__init__()
         self.config = config
-        # Not by its constructor, whose random filling of a meta tensor imports torch's compiler.
-        self.embedding = nn.Embedding.from_pretrained(
-            torch.empty(config.vocab_size, config.width, dtype=dtype, device="meta")
-        )
+        self.embedding = TokenEmbedding(config.vocab_size, config.width, dtype)
         self.layers = nn.ModuleList(
             DecoderLayer(config, operators, dtype) for _ in range(config.num_layers)
         )
