@@ -8,10 +8,10 @@ in the mapped file; others are copied into place, so no second copy of the weigh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ from phalanx.errors import CheckpointError
 from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Decoder
 
-_LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
+_FUSED = re.compile(r"\.(qkv_proj|gate_up_proj)\.")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 
 
@@ -35,37 +35,56 @@ class _Target:
     rows: int
 
 
+class _Index(msgspec.Struct):
+    """Which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
 def load_weights(decoder: Decoder, directory: Path, device: torch.device) -> None:
     """Fill every parameter of `decoder`.
 
-    Raises `CheckpointError` naming missing, unexpected or misshapen tensors and damaged files.
+    Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file.
     """
     targets = _targets(decoder.config)
     parameters = dict(decoder.named_parameters())
-    filled: dict[str, int] = {}
+    filled: Counter[str] = Counter()
+    found: set[str] = set()
     unexpected: list[str] = []
+    misshapen: list[str] = []
     for name, tensor in _tensors(directory):
         if _IGNORED.search(name) or (name == "lm_head.weight" and decoder.config.tied_head):
             continue
         target = targets.get(name)
-        if target is None:
+        if target is None or filled[target.parameter] >= parameters[target.parameter].shape[0]:
             unexpected.append(name)
             continue
-        _place(decoder, name, target, tensor, parameters, device)
-        filled[target.parameter] = filled.get(target.parameter, 0) + target.rows
+        found.add(name)
+        filled[target.parameter] += target.rows
+        shape = (target.rows, *parameters[target.parameter].shape[1:])
+        if tuple(tensor.shape) == shape:
+            _place(decoder, target, tensor, parameters, device)
+        else:
+            misshapen.append(f"{name} of {tuple(tensor.shape)} instead of {shape}")
+    incomplete = {name for name in parameters if filled[name] < parameters[name].shape[0]}
+    missing = _missing(targets, found, incomplete)
+    if missing or unexpected or misshapen:
+        raise CheckpointError(
+            f"the weights in {directory} do not fit its config.json "
+            f"({decoder.config.architecture}): missing {_listed(missing)}; "
+            f"unexpected {_listed(unexpected)}; misshapen {_listed(misshapen)}"
+        )
     if decoder.config.tied_head:
         decoder.head.tie(parameters["embedding.weight"])
-    missing = [
+
+
+def _missing(targets: Mapping[str, _Target], found: set[str], incomplete: set[str]) -> list[str]:
+    """Tensors that the incomplete parameters lack; a fused one is named by its parts."""
+    return [
         name
-        for name, parameter in parameters.items()
-        if filled.get(name, 0) != parameter.shape[0]
-        and not (name == "head.weight" and decoder.config.tied_head)
+        for name, target in targets.items()
+        if target.parameter in incomplete and name not in found and not _FUSED.search(name)
     ]
-    if missing or unexpected:
-        raise CheckpointError(
-            f"{directory} does not fit {decoder.config.architecture}: "
-            f"missing or incomplete {_listed(missing)}; unexpected {_listed(unexpected)}"
-        )
 
 
 def _listed(names: list[str]) -> str:
@@ -116,18 +135,12 @@ def _layer_targets(config: DecoderConfig) -> dict[str, _Target]:
 
 def _place(
     decoder: Decoder,
-    name: str,
     target: _Target,
     tensor: Tensor,
     parameters: dict[str, nn.Parameter],
     device: torch.device,
 ) -> None:
     parameter = parameters[target.parameter]
-    shape = (target.rows, *parameter.shape[1:])
-    if tuple(tensor.shape) != shape:
-        raise CheckpointError(
-            f"tensor {name!r} has shape {tuple(tensor.shape)}; config.json asks for {shape}"
-        )
     whole = target.rows == parameter.shape[0]
     if whole and tensor.dtype == parameter.dtype and device.type == "cpu":
         _assign(decoder, target.parameter, tensor, parameters)
@@ -163,14 +176,16 @@ def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            content: dict[str, Any] = msgspec.json.decode(index.read_bytes())
-            names = sorted(set(content["weight_map"].values()))
-        except (msgspec.DecodeError, KeyError, AttributeError) as error:
+            content = msgspec.json.decode(index.read_bytes(), type=_Index)
+        except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error}") from error
-        files = [directory / name for name in names]
+        files = [directory / name for name in sorted(set(content.weight_map.values()))]
     else:
         files = [directory / "model.safetensors"]
     for path in files:
         if not path.is_file():
-            raise CheckpointError(f"weights file {path} does not exist")
+            raise CheckpointError(
+                f"weights file {path} does not exist; weights are read from model.safetensors, or "
+                "from the files that model.safetensors.index.json names"
+            )
     return files
