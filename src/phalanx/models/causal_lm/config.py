@@ -139,4 +139,8 @@ def _eos_ids(raw: Mapping[str, Any], directory: Path) -> frozenset[int]:
         value = raw.get("eos_token_id")
     if value is None:
         return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
+    ids = value if isinstance(value, list) else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise CheckpointError(f"{directory}: eos_token_id={value!r} must be token ids")
+    return frozenset(ids)
