@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from phalanx.device.base import DeviceBackend
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, RequestFailedError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.declaration import StepContext, SubmoduleStep
-from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AllocationFailed
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome, StepOutcome
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -158,12 +158,10 @@ class StepEngine:
         """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
         try:
             with torch.inference_mode(), self.backend.range(f"step.{batch.node}"):
-                units = self._declared(batch)
-                if self._admit_all(batch, units):
-                    for unit in units:
-                        batch.outputs += self._drive(batch, unit)
-                    batch.commit_done.set()
-                    batch.outputs = [part.owned() for part in batch.outputs]
+                for unit in self._admitted(batch):
+                    batch.outputs += self._drive(batch, unit)
+                batch.commit_done.set()
+                batch.outputs = [part.owned() for part in batch.outputs]
             return batch.outputs
         finally:
             batch.release_waiters()
@@ -218,82 +216,91 @@ class StepEngine:
         for resource in self._resources.values():
             resource.cleanup()
 
-    def _declared(self, batch: ExecutingBatch) -> list[_Unit]:
-        """The batch as units with their declarations; rows whose declaration fails are failed."""
+    def _admitted(self, batch: ExecutingBatch) -> list[_Unit]:
+        """The batch as units that hold what they reserved; none at all if one was refused.
+
+        Rows whose own declaration or reservation raises are failed and left out.
+        """
         if not batch.rows:
             return []
         assert batch.inputs is not None, "prepare_inputs comes before exec"
         whole = _unit(batch.walk, batch.rows, batch.inputs)
         pending = [whole] if batch.running_batched or len(batch.rows) == 1 else whole.split()
-        declared: list[_Unit] = []
-        submodule = self._nodes[batch.node].submodule
+        admitted: list[_Unit] = []
         while pending:
             unit = pending.pop(0)
-            made = attempt(partial(submodule.declare_step, batch.walk, unit.rows, unit.inputs))
-            if made.error is None:
-                unit.step = made.value
-                declared.append(unit)
-            elif len(unit.rows) == 1:
-                batch.register_failure(unit.rows[0].request_id, made.error)
+            made = attempt(partial(self._reserve, batch, unit))
+            if made.value is None:
+                self._unadmit(unit)
+                if len(unit.rows) > 1:
+                    pending = unit.split() + pending
+                else:
+                    self._fail(batch, unit, made.error)
+            elif made.value.ok:
+                admitted.append(unit)
             else:
-                pending = unit.split() + pending
-        return declared
-
-    def _admit_all(self, batch: ExecutingBatch, units: list[_Unit]) -> bool:
-        """Admit every unit or none."""
-        for index, unit in enumerate(units):
-            if unit.step is None:
-                continue
-            made = self._runner.admit(unit.step, unit.context)
-            if not made.ok:
-                for earlier in units[:index]:
+                for earlier in admitted:
                     self._unadmit(earlier)
-                assert made.outcome.reason is not None
-                batch.register_admit_error(made.outcome.reason, made.failed_resource)
-                return False
-        return True
+                reason = made.value.outcome.reason
+                assert reason is not None, f"{made.value.failed_resource} refused without a reason"
+                batch.register_admit_error(reason, made.value.failed_resource)
+                return []
+        return admitted
+
+    def _reserve(self, batch: ExecutingBatch, unit: _Unit) -> StepOutcome:
+        """Declare one unit's step and reserve what it needs."""
+        node = self._nodes[batch.node]
+        step = node.submodule.declare_step(batch.walk, unit.rows, unit.inputs)
+        if step is None:
+            return StepOutcome()
+        unknown = step.resources.keys() - node.resources.keys()
+        if unknown:
+            raise ConfigurationError(
+                f"node {batch.node!r} declares a step on resources {sorted(unknown)}; "
+                f"it has {sorted(node.resources)}"
+            )
+        unit.step = step
+        return self._runner.admit(step, unit.context)
 
     def _unadmit(self, unit: _Unit) -> None:
         if unit.step is not None:
             self._runner.unadmit(unit.step, unit.context)
 
+    @staticmethod
+    def _fail(batch: ExecutingBatch, unit: _Unit, error: Exception | None) -> None:
+        assert error is not None
+        for row in unit.rows:
+            batch.register_failure(row.request_id, error)
+
     def _drive(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
         """Plan, compute and commit one admitted unit.
 
-        If it fails, nothing was committed: its rows run one by one, so that only the culprit fails.
+        If computing fails, nothing was committed: its rows run one by one, so that only the culprit
+        fails. A commit that fails leaves state nobody can trust and takes all rows of the unit.
         """
-        made = attempt(partial(self._compute, batch, unit))
-        if made.error is None and made.value is not None:
-            committed = attempt(partial(self._commit, unit))
-            if committed.error is None:
-                return [made.value]
-            for row in unit.rows:
-                batch.register_failure(row.request_id, committed.error)
+        computed = attempt(partial(self._compute, batch, unit))
+        if computed.value is None:
+            self._unadmit(unit)
+            if len(unit.rows) > 1:
+                return [part for row in unit.split() for part in self._drive_alone(batch, row)]
+            self._fail(batch, unit, computed.error)
             return []
-        self._unadmit(unit)
-        if len(unit.rows) == 1:
-            assert made.error is not None
-            batch.register_failure(unit.rows[0].request_id, made.error)
+        committed = attempt(partial(self._commit, unit))
+        if committed.error is not None:
+            self._unadmit(unit)
+            self._fail(batch, unit, committed.error)
             return []
-        return [part for single in unit.split() for part in self._drive_alone(batch, single)]
+        return [computed.value]
 
     def _drive_alone(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
         """Declare, admit and drive one row of a unit that failed as a whole."""
-        submodule = self._nodes[batch.node].submodule
-        rid = unit.rows[0].request_id
-        made = attempt(partial(submodule.declare_step, batch.walk, unit.rows, unit.inputs))
-        if made.error is not None:
-            batch.register_failure(rid, made.error)
-            return []
-        unit.step = made.value
-        if unit.step is not None:
-            outcome = self._runner.admit(unit.step, unit.context).outcome
-            if not outcome.ok:
-                reason = outcome.reason
-                assert not isinstance(reason, AllocationFailed), "the whole unit had room"
-                batch.register_failure(rid, RuntimeError(str(reason)))
-                return []
-        return self._drive(batch, unit)
+        made = attempt(partial(self._reserve, batch, unit))
+        if made.value is not None and made.value.ok:
+            return self._drive(batch, unit)
+        self._unadmit(unit)
+        refusal = None if made.value is None else made.value.outcome.reason
+        self._fail(batch, unit, made.error or RequestFailedError(f"refused on its own: {refusal}"))
+        return []
 
     def _compute(self, batch: ExecutingBatch, unit: _Unit) -> NodeOutputs:
         submodule = self._nodes[batch.node].submodule
@@ -301,9 +308,14 @@ class StepEngine:
             self._runner.plan(unit.step, unit.context)
         given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
         prepared = submodule.preprocess(given, unit.inputs)
-        if batch.running_batched:
-            return submodule.forward_batched(prepared)
-        return submodule.forward(prepared)
+        forward = submodule.forward_batched if batch.running_batched else submodule.forward
+        outputs = forward(prepared)
+        if not isinstance(outputs, NodeOutputs):
+            raise TypeError(
+                f"the forward of node {batch.node!r} returned a {type(outputs).__name__}; "
+                "it must return NodeOutputs"
+            )
+        return outputs
 
     def _commit(self, unit: _Unit) -> None:
         if unit.step is not None:

@@ -72,9 +72,4 @@ class StepRunner:
             self._resources[key].commit(step.resources[key], ctx)
 
     def _keys(self, step: SubmoduleStep) -> list[str]:
-        unknown = step.resources.keys() - self._resources.keys()
-        if unknown:
-            raise KeyError(
-                f"the step names resources {sorted(unknown)}; there are {sorted(self._resources)}"
-            )
         return [key for key in self._resources if key in step.resources]
