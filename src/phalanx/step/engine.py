@@ -152,7 +152,21 @@ class StepEngine:
                 rows.append(row)
                 inputs.append(made.value)
         batch.register_inputs(rows, inputs)
-        batch.running_batched = submodule.can_batch(batch.walk, rows, inputs)
+        if rows:
+            self._choose_path(batch, rows, inputs)
+
+    def _choose_path(
+        self, batch: ExecutingBatch, rows: Sequence[StepRow], inputs: Sequence[Any]
+    ) -> None:
+        """Batched or row by row, as the node says; a node that cannot say fails the rows."""
+        submodule = self._nodes[batch.node].submodule
+        made = attempt(partial(submodule.can_batch, batch.walk, rows, inputs))
+        if made.error is None:
+            batch.running_batched = bool(made.value)
+            return
+        for row in rows:
+            batch.register_failure(row.request_id, made.error)
+        batch.register_inputs((), ())
 
     def exec(self, batch: ExecutingBatch) -> list[NodeOutputs]:
         """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
@@ -192,10 +206,15 @@ class StepEngine:
     def finalize(self, batch: ExecutingBatch) -> None:
         """Publish what the rows' state has become; called after every step, whatever came of it."""
         for row in batch.rows:
-            for key, resource in self._nodes[batch.node].resources.items():
-                published = resource.publish(row.request_id)
-                if published is not None:
-                    row.info.published[key] = published
+            made = attempt(partial(self._publish, batch.node, row))
+            if made.error is not None:
+                batch.register_failure(row.request_id, made.error)
+
+    def _publish(self, node: str, row: StepRow) -> None:
+        for key, resource in self._nodes[node].resources.items():
+            published = resource.publish(row.request_id)
+            if published is not None:
+                row.info.published[key] = published
 
     def release(self, tags: frozenset[str]) -> None:
         """Free the memory of every resource under these tags; requests must have ended."""
