@@ -16,6 +16,13 @@ class Column:
     request_ids: tuple[str, ...]
     values: Tensor
 
+    def __post_init__(self) -> None:
+        if self.values.dim() == 0 or len(self.values) != len(self.request_ids):
+            raise ValueError(
+                f"a column of {len(self.request_ids)} requests has values of shape "
+                f"{tuple(self.values.shape)}; the first dimension must be one row a request"
+            )
+
 
 @dataclass(frozen=True)
 class NodeOutputs:
@@ -33,7 +40,10 @@ class NodeOutputs:
                 name: Column(column.request_ids, column.values.clone())
                 for name, column in self.columns.items()
             },
-            self.ragged,
+            {
+                rid: {name: tensor.clone() for name, tensor in tensors.items()}
+                for rid, tensors in self.ragged.items()
+            },
         )
 
     def row(self, rid: str) -> dict[str, Tensor]:
