@@ -13,6 +13,7 @@ from phalanx.errors import InvalidRequestError
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.models.causal_lm.validation import check_prompt
 from phalanx.processing.text import IncrementalDetokenizer, StopMatcher, TextTokenizer
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
@@ -145,7 +146,7 @@ class CausalLMService:
         if prompt_ids is None:
             assert request.prompt is not None
             prompt_ids = tuple(self._text_tokenizer().encode(request.prompt))
-            check_lengths(len(prompt_ids), request, self.limits)
+            check_prompt(len(prompt_ids), request, self.limits)
         return [
             Sequence(rid, request, prompt_ids, self._sequence_limits, self._text(request), index)
             for index in range(request.sampling.n)
@@ -207,20 +208,6 @@ class CausalLMService:
                 self._loop.drop(other)
                 self._dropped.add(other)
         return [Failed(rid, error)]
-
-
-def check_lengths(prompt_length: int, request: GenerateRequest, limits: Limits) -> None:
-    """Refuse a prompt that, with the tokens asked for, exceeds what one request may hold."""
-    if prompt_length == 0:
-        raise InvalidRequestError("the prompt has no tokens", field="prompt")
-    length = limits.context_length
-    if length is not None and prompt_length + request.sampling.max_new_tokens > length:
-        raise InvalidRequestError(
-            f"the prompt's {prompt_length} tokens and max_new_tokens="
-            f"{request.sampling.max_new_tokens} exceed the {length} tokens that one request may "
-            "have; shorten the prompt or ask for fewer",
-            field="max_new_tokens" if prompt_length < length else "prompt",
-        )
 
 
 def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:

@@ -1,0 +1,132 @@
+"""From a checkpoint directory to a service: the model is loaded once, then served within bounds."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.device import create_backend
+from phalanx.device.base import DeviceBackend
+from phalanx.device.operators import create_operators
+from phalanx.device.operators.base import Operators
+from phalanx.engine_config import get_engine_config
+from phalanx.errors import ConfigurationError
+from phalanx.loop.scheduler import Budget
+from phalanx.loop.step_loop import StepLoop
+from phalanx.models.causal_lm.args import CausalLMArgs
+from phalanx.models.causal_lm.checkpoint import load_weights
+from phalanx.models.causal_lm.config import DecoderConfig
+from phalanx.models.causal_lm.decoder import Decoder
+from phalanx.models.causal_lm.node import DecoderNode
+from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
+from phalanx.models.causal_lm.service import CausalLMService
+from phalanx.processing.text import TextTokenizer
+from phalanx.schema.limits import Limits
+from phalanx.step.engine import StepEngine
+from phalanx.step.resources.attention import AttentionSpec
+from phalanx.step.resources.base import ResourceSpec
+from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.positions import PositionSpec
+from phalanx.step.resources.sampler import SamplerSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Weights in memory, and what was made for them."""
+
+    config: DecoderConfig
+    decoder: Decoder
+    backend: DeviceBackend
+    operators: Operators
+    tokenizer: TextTokenizer | None
+
+
+def load_service(args: CausalLMArgs) -> CausalLMService:
+    """Load the checkpoint and build everything that serves it."""
+    return build_service(load_model(args), args)
+
+
+def load_model(args: CausalLMArgs) -> LoadedModel:
+    """Read the checkpoint into the fastest form that this device has."""
+    directory = Path(args.checkpoint_dir)
+    config = DecoderConfig.from_directory(directory)
+    device_config = get_engine_config().device
+    backend = create_backend(device_config.target)
+    dtype = device_config.torch_dtype
+    operators = create_operators(args.native_operators, backend.device.type, dtype)
+    decoder = Decoder(config, operators, dtype, _context_length(args, config))
+    load_weights(decoder, directory, backend.device)
+    decoder.to(backend.device)
+    packed_bytes = decoder.pack(args.quantization)
+    tokenizer = None
+    if (directory / "tokenizer.json").is_file():
+        tokenizer = TextTokenizer.from_directory(directory)
+    logger.info(
+        "loaded %s in %s: %d layers, packed weights %.0f MiB, operators %s",
+        config.architecture,
+        str(dtype).removeprefix("torch."),
+        config.num_layers,
+        packed_bytes / 2**20,
+        operators.name,
+    )
+    return LoadedModel(config, decoder, backend, operators, tokenizer)
+
+
+def build_service(model: LoadedModel, args: CausalLMArgs) -> CausalLMService:
+    """A service of `model` with the cache and the step bounds of `args`."""
+    config = model.config
+    context_length = _context_length(args, config)
+    num_pages = -(-args.pool_tokens // args.page_size)
+    engine = StepEngine(model.backend)
+    engine.load_model(
+        {NODE: DecoderNode(model.decoder, model.backend, args.max_batch_size)},
+        _specs(args, model, num_pages, context_length),
+    )
+    limits = Limits(
+        context_length=context_length,
+        pool_tokens=num_pages * args.page_size,
+        vocab_size=config.vocab_size,
+        max_batch_size=args.max_batch_size,
+    )
+    return CausalLMService(
+        engine,
+        StepLoop(engine, Budget(args.max_step_tokens, args.max_batch_size)),
+        limits,
+        SequenceLimits(config.eos_ids, context_length),
+        model.tokenizer,
+    )
+
+
+def _context_length(args: CausalLMArgs, config: DecoderConfig) -> int:
+    """Tokens of one request: the checkpoint's or the arguments', and no more than the pool."""
+    wanted = args.context_length or config.max_positions
+    if wanted > config.max_positions:
+        raise ConfigurationError(
+            f"context_length={wanted} exceeds the checkpoint's {config.max_positions} positions"
+        )
+    return min(wanted, args.pool_tokens)
+
+
+def _specs(
+    args: CausalLMArgs, model: LoadedModel, num_pages: int, context_length: int
+) -> list[ResourceSpec]:
+    nodes = frozenset({NODE})
+    config = model.config
+    cache = KVConfig(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_pages=num_pages,
+        page_size=args.page_size,
+        max_seq_len=context_length,
+        dtype=get_engine_config().device.torch_dtype,
+    )
+    return [
+        KVSpec("kv", nodes, cache),
+        AttentionSpec("attention", nodes, "kv", model.operators),
+        PositionSpec("positions", nodes),
+        SamplerSpec("sampler", nodes, config.vocab_size),
+    ]
