@@ -15,12 +15,14 @@ from phalanx.errors import InvalidRequestError
 MAX_STOP_STRINGS = 256
 MAX_STOP_LENGTH = 1024
 MAX_COMPLETIONS = 256
+GREEDY_BELOW = 1e-5
+"""Smaller temperatures are greedy: logits divided by them would leave the range of float32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling and stopping of one request.
 
-    `temperature` 0 means greedy. `top_k` -1 keeps all tokens. `logit_bias` holds (token id, bias)
+    `temperature` 0 (or all but 0) means greedy. `top_k` -1 keeps all tokens. `logit_bias` holds (token id, bias)
     pairs added to the logits. `sampling_seed` makes the draws reproducible whatever else is in
     the batch. At most one of `json_schema`, `regex`, `ebnf` constrains the output.
     """
@@ -87,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken instead of a draw."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")

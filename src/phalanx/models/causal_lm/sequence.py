@@ -101,7 +101,12 @@ class Sequence:
         holds_back = len(self.output_ids) < sampling.min_new_tokens
         return {
             "sampler": SamplerConfig(
-                row=RowFilter(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+                row=RowFilter(
+                    0.0 if sampling.greedy else sampling.temperature,
+                    sampling.top_k,
+                    sampling.top_p,
+                    sampling.min_p,
+                ),
                 seed=self._seed,
                 penalties=Penalties(
                     sampling.frequency_penalty,
