@@ -21,6 +21,15 @@ class Segment:
     label: str = DEFAULT_LABEL
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Copy stream `source` of a request to `target`; later steps on either leave the other alone."""
+
+    request_id: str
+    source: str
+    target: str
+
+
 class ResourceStep:
     """Base of what a node declares for one resource; the resource defines its own subclass."""
 

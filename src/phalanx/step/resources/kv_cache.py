@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, Segment, StepContext
+from phalanx.step.declaration import DEFAULT_LABEL, Fork, ResourceStep, Segment, StepContext
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError, AllocationFailed
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -53,22 +53,13 @@ class KVSpec(ResourceSpec):
 
 
 @dataclass(frozen=True)
-class Fork:
-    """Copy stream `source` of a request to `target`; whole pages are copied, not shared."""
-
-    request_id: str
-    source: str
-    target: str
-
-
-@dataclass(frozen=True)
 class KVStep(ResourceStep):
     """What a step does to the cache.
 
     `commit=False` reserves, plans and writes, but lengths do not move (a denoising step reads its
     own tokens and leaves none behind). `combined_labels` names plans over several streams of a
     request, one after another: `{"guided": ("prompt", "image")}`. `pre_forks` are copied before
-    the forward, `post_forks` after it with the step's tokens in.
+    the forward, `post_forks` after it with the step's tokens in; whole pages are copied, not shared.
     """
 
     segments: tuple[Segment, ...]

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
-from phalanx.step.declaration import ResourceStep, Segment, StepContext
+from phalanx.step.declaration import Fork, ResourceStep, Segment, StepContext
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceConfig, ResourceSpec
 
 
@@ -23,10 +23,15 @@ class PositionSpec(ResourceSpec):
 
 @dataclass(frozen=True)
 class PositionStep(ResourceStep):
-    """The step's rows; with `commit=False` they see positions and do not advance them."""
+    """The step's rows; with `commit=False` they see positions and do not advance them.
+
+    Forks are those of the step on the cache: a target goes on where its source stands.
+    """
 
     segments: tuple[Segment, ...]
     commit: bool = True
+    pre_forks: tuple[Fork, ...] = ()
+    post_forks: tuple[Fork, ...] = ()
 
 
 class Positions(Resource):
@@ -52,8 +57,12 @@ class Positions(Resource):
         positions = np.empty(sum(segment.span for segment in step.segments), dtype=np.int64)
         at = 0
         with self._lock:
+            forked: dict[tuple[str, str], int] = {}
+            for fork in step.pre_forks:
+                source = (fork.request_id, fork.source)
+                forked[fork.request_id, fork.target] = self._start(source, forked)
             for segment in step.segments:
-                start = self._next[segment.request_id].get(segment.label, 0)
+                start = self._start((segment.request_id, segment.label), forked)
                 if segment.span == 1:
                     positions[at] = start
                 else:
@@ -63,12 +72,12 @@ class Positions(Resource):
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         assert isinstance(step, PositionStep)
-        if not step.commit:
-            return
         with self._lock:
-            for segment in step.segments:
-                counters = self._next[segment.request_id]
-                counters[segment.label] = counters.get(segment.label, 0) + segment.span
+            self._copy(step.pre_forks)
+            for segment in step.segments if step.commit else ():
+                start = self._position(segment.request_id, segment.label)
+                self._next[segment.request_id][segment.label] = start + segment.span
+            self._copy(step.post_forks)
 
     def publish(self, rid: str) -> dict[str, int]:
         """The next position by label."""
@@ -78,3 +87,14 @@ class Positions(Resource):
     def at_rest(self) -> bool:
         with self._lock:
             return not self._next
+
+    def _start(self, stream: tuple[str, str], forked: dict[tuple[str, str], int]) -> int:
+        found = forked.get(stream)
+        return self._position(*stream) if found is None else found
+
+    def _position(self, rid: str, label: str) -> int:
+        return self._next[rid].get(label, 0)
+
+    def _copy(self, forks: tuple[Fork, ...]) -> None:
+        for fork in forks:
+            self._next[fork.request_id][fork.target] = self._position(fork.request_id, fork.source)
