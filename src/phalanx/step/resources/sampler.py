@@ -93,7 +93,9 @@ class Sampler(Resource):
         if config.logit_bias:
             ids, values = zip(*config.logit_bias, strict=True)
             state.bias_ids = torch.tensor(ids, device=self._backend.device)
-            state.bias_values = torch.tensor(values, device=self._backend.device)
+            state.bias_values = torch.tensor(
+                values, dtype=torch.float32, device=self._backend.device
+            )
         return state
 
     def remove_request(self, rid: str) -> None:
@@ -112,6 +114,11 @@ class Sampler(Resource):
         `logits` is [rows, vocabulary] and is left as it is; `allowed` is a bool mask of the same
         shape (structured output) or None.
         """
+        if logits.shape != (len(self._rows), self._vocab_size):
+            raise ValueError(
+                f"logits of shape {tuple(logits.shape)} for {len(self._rows)} sampled rows and a "
+                f"vocabulary of {self._vocab_size}"
+            )
         adjusted = self._adjusted(logits, allowed)
         draws = [
             0.0 if state.config.row.greedy else uniform(state.config.seed, state.offset)

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
+_LOWEST_TEMPERATURE = 1e-6
 _CANDIDATES = 1024
 """Most likely tokens tried before a whole row is sorted for top-p."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """How one row is drawn; `temperature` 0 is greedy, `top_k` -1 keeps all."""
+    """How one row is drawn; `temperature` 0 is greedy, `top_k` -1 keeps all.
+
+    A temperature so low that float32 cannot divide by it is greedy as well.
+    """
 
     temperature: float
     top_k: int = -1
@@ -28,7 +32,7 @@ class RowFilter:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < _LOWEST_TEMPERATURE or self.top_k == 1
 
     @property
     def filtered(self) -> bool:
