@@ -1,0 +1,73 @@
+"""Running servers, and the example plugin installed from its own wheel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PHALANX = Path(sys.executable).with_name("phalanx")
+
+
+@contextmanager
+def running(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """`phalanx serve` on a free port until the context ends, by Ctrl-C; gives its URL."""
+    command = [str(PHALANX), "serve", *arguments, "--port", "0"]
+    environment = {**os.environ, "PHALANX_DEVICE": "cpu", **environment}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            if " at http://" not in ready:
+                pytest.fail(f"{command} did not start: {process.communicate()}")
+            yield ready.strip().rpartition(" at ")[2]
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="session")
+def reach_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the example plugin, installed from a wheel built from its sources."""
+    sources = tmp_path_factory.mktemp("sources") / "plugin_reach"
+    # Built from a copy: building leaves files beside the sources.
+    subprocess.run(["cp", "-r", ROOT / "examples" / "plugin_reach", sources], check=True)
+    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
+    subprocess.run([*build, str(sources)], check=True, capture_output=True)
+    (wheel,) = wheels.glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*install, "--target", str(target), str(wheel)], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def serve(reach_installed: Path) -> Iterator[Callable[..., str]]:
+    """Starts a server for the given arguments, or gives the URL of the one that is running."""
+    urls: dict[tuple[str, ...], str] = {}
+    with ExitStack() as servers:
+
+        def start(*arguments: str) -> str:
+            if arguments not in urls:
+                environment = {"PYTHONPATH": str(reach_installed), "PHALANX_NUM_THREADS": "1"}
+                urls[arguments] = servers.enter_context(running(list(arguments), environment))
+            return urls[arguments]
+
+        yield start
