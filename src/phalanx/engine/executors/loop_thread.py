@@ -77,6 +77,7 @@ class LoopThread:
     ) -> None:
         self._requests = requests
         self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._applying: Future[bool] | None = None
         self._aborting: list[Aborting] = []
         self._stopped = False
         self._post_lock = threading.Lock()
@@ -194,11 +195,14 @@ class LoopThread:
             entry.cancel(live.rid)
 
     def _apply(self, entry: BatchingEntry, op: ControlOp, answer: Future[bool]) -> None:
+        self._applying = answer
         try:
             applied = entry.control(op)
         except NotImplementedError as error:
+            self._applying = None
             answer.set_exception(InvalidRequestError(str(error), field="op"))
             return
+        self._applying = None
         if applied and isinstance(op, Pause) and op.mode is PauseMode.ABORT:
             running = tuple(live for live in self._requests.live_requests() if live.claimed)
             self._aborting.append(Aborting(running, answer))
@@ -236,6 +240,8 @@ class LoopThread:
             else:
                 self._requests.withdraw(live, self._requests.unavailable())
         answers = [aborting.answer for aborting in self._aborting]
+        if self._applying is not None:
+            answers.append(self._applying)
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Control):

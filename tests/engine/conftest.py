@@ -1,0 +1,89 @@
+"""An engine over the published fakes, closed after each test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from phalanx import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
+from phalanx.testing import Counting, CountingArgs, Echo, EchoArgs, ManualClock
+
+Engine.register(Counting)
+Engine.register(Echo)
+
+
+class Gate:
+    """Holds the loop at the start of each tick, until the test lets it pass."""
+
+    def __init__(self) -> None:
+        self._entered = threading.Semaphore(0)
+        self._passes = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def __call__(self) -> None:
+        self._entered.release()
+        if not self._open.is_set():
+            self._passes.acquire()
+
+    def await_tick(self) -> None:
+        """Wait until the loop stands at the start of a tick."""
+        self._entered.acquire()
+
+    def let_pass(self) -> None:
+        self._passes.release()
+
+    def open(self) -> None:
+        """Stop holding."""
+        self._open.set()
+        self._passes.release()
+
+
+def cpu_config(**runtime):
+    return EngineConfig(device=DeviceConfig("cpu", "float32"), runtime=RuntimeConfig(**runtime))
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def build(gate, clock):
+    """Builds engines that are closed at the end, whatever the test does."""
+    engines = []
+
+    def build(plugin="counting", plugin_args=None, *, before_tick=None, **runtime):
+        if plugin_args is None:
+            plugin_args = EchoArgs() if plugin == "echo" else CountingArgs(before_tick=before_tick)
+        engine = Engine(EngineArgs(plugin, plugin_args, cpu_config(**runtime)), clock=clock)
+        engines.append(engine)
+        return engine
+
+    yield build
+    gate.open()
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def counting(build):
+    return build()
+
+
+@pytest.fixture
+def gated(build, gate):
+    """A counting engine whose ticks wait at the gate."""
+    return build(before_tick=gate)
+
+
+@pytest.fixture
+def echo(build):
+    return build("echo")
