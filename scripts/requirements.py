@@ -1,0 +1,56 @@
+"""Writes `docs/requirements.md`: which test stands for which numbered requirement.
+
+A test names the numbers that it proves at the head of its own name: `test_r50_s11_a_closed_...`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "requirements.md"
+HEAD = """# Requirements and their tests
+
+Numbers are those of the requirement lists that Phalanx is built to. Each names the tests that fail
+if the requirement is broken. `python scripts/requirements.py` writes this page from the tests'
+names; a test checks that it is up to date.
+
+| number | test |
+|---|---|
+"""
+
+
+def numbered_tests() -> dict[str, list[str]]:
+    """Requirement numbers, in order, each with its tests as `path::name`."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            head = re.match(r"test((?:_[rs]\d+|_item\d+)+)", node.name)
+            for number in head[1].split("_")[1:] if head else ():
+                found[number].append(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
+    return dict(sorted(found.items(), key=lambda entry: _order(entry[0])))
+
+
+def page() -> str:
+    """The whole text of the page."""
+    rows = [
+        f"| {number.upper().replace('ITEM', 'item ')} | "
+        + "<br>".join(f"`{test}`" for test in tests)
+        + " |\n"
+        for number, tests in numbered_tests().items()
+    ]
+    return HEAD + "".join(rows)
+
+
+def _order(number: str) -> tuple[str, int]:
+    letters = number.rstrip("0123456789")
+    return letters, int(number[len(letters) :])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

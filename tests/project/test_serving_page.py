@@ -1,0 +1,71 @@
+"""`docs/serving.md` lists every configuration key, flag, environment variable and route."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+
+from phalanx import settings
+from phalanx.cli.main import app
+from phalanx.models.causal_lm import CausalLMArgs
+from phalanx.schema.serve_config import EngineSection, LogSection
+from phalanx.schema.server_config import ServerConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+KEYS = [
+    *((f"server.{f.name}", f.default) for f in msgspec.structs.fields(ServerConfig)),
+    *((f"engine.{f.name}", f.default) for f in msgspec.structs.fields(EngineSection)),
+    *((f"log.{f.name}", f.default) for f in msgspec.structs.fields(LogSection)),
+    *((f.name, f.default) for f in dataclasses.fields(CausalLMArgs)),
+]
+
+
+@pytest.mark.parametrize(("key", "default"), KEYS, ids=[key for key, _ in KEYS])
+def test_a_key_is_listed_with_its_default(key, default):
+    row = re.search(rf"^\| `{re.escape(key)}` \|.*$", PAGE, re.MULTILINE)
+    assert row is not None, f"{key} is not in docs/serving.md"
+    if isinstance(default, bool):
+        assert f"| {str(default).lower()} |" in row[0]
+    elif isinstance(default, (int, float, str)):
+        assert re.search(
+            rf"\| `?{re.escape(f'{default:g}' if isinstance(default, float) else str(default))}`? \|",
+            row[0],
+        )
+
+
+def test_every_flag_is_shown_and_exists():
+    group = typer.main.get_command(app)
+    context = group.make_context("phalanx", ["serve", "--check"])
+    _, command, _ = group.resolve_command(context, ["serve"])
+    flags = {option for parameter in command.params for option in parameter.opts}
+    flags = {flag for flag in flags if flag.startswith("--")} - {"--help"}
+    shown = set(re.findall(r"`(--[\w-]+)", PAGE))
+    assert shown == flags - {"--check"} | (shown & {"--check"})
+
+
+def test_every_environment_variable_is_listed():
+    source = Path(settings.__file__).read_text(encoding="utf-8")
+    names = set(re.findall(r'_read\("(\w+)"', source))
+    assert names == set(re.findall(r"PHALANX_(\w+)", PAGE))
+
+
+def test_every_route_is_listed(serve):
+    """The page lists what the server answers: a route that is listed is not a 404."""
+    import urllib.error
+    import urllib.request
+
+    url = serve("--model", "smollm2-135m", "--dtype", "float32")
+    table = PAGE.partition("## Routes")[2].partition("## ")[0]
+    routes = re.findall(r"`(?:GET |POST )?(/[\w/]+)`", table)
+    assert len(routes) > 15
+    for route in routes:
+        try:
+            urllib.request.urlopen(f"{url}{route}").close()
+        except urllib.error.HTTPError as error:
+            with error:
+                assert error.code not in (404, 500), route
