@@ -5,7 +5,9 @@ PhalanxError
 |  |- ConfigurationError                 an argument, a flag, a file or an environment variable
 |  |- CheckpointError                    weights or tokenizer files that cannot be used
 |  `- InvalidRequestError                one request, refused before it was queued
-|     `- MalformedRequestError           its body is not of the protocol's form
+|     |- MalformedRequestError           its body is not of the protocol's form
+|     |- BodyTooLargeError               its body is larger than the server takes
+|     `- UnknownModelError               it names a model that is not served here
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
 |  `- StreamStalledError                 its reader took nothing for too long
@@ -16,6 +18,7 @@ PhalanxError
 from __future__ import annotations
 
 __all__ = [
+    "BodyTooLargeError",
     "CheckpointError",
     "ConfigurationError",
     "EngineOverloadedError",
@@ -27,6 +30,7 @@ __all__ = [
     "PhalanxError",
     "RequestFailedError",
     "StreamStalledError",
+    "UnknownModelError",
 ]
 
 
@@ -60,6 +64,14 @@ class InvalidRequestError(InvalidInputError):
 
 class MalformedRequestError(InvalidRequestError):
     """A request's body is not JSON, or has fields or types that the protocol does not know."""
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """A request's body is larger than the server takes; it was not read whole."""
+
+
+class UnknownModelError(InvalidRequestError):
+    """A request names a model that is not served here."""
 
 
 class MissingDependencyError(PhalanxError, ImportError):

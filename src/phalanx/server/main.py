@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from collections.abc import Callable
 
 from phalanx.engine.engine import Engine
+from phalanx.errors import MissingDependencyError
 from phalanx.plugin import ServingAdapter
 from phalanx.schema.server_config import ServerConfig
+
+try:
+    import uvloop
+
+    from phalanx.server.model_server import ModelServer
+except ImportError as error:
+    raise MissingDependencyError(
+        f"the model server needs {error.name}; install it with `pip install phalanx[serve]`"
+    ) from error
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(
@@ -19,7 +34,30 @@ def run_server(
     """Serve until SIGINT or SIGTERM, then drain, close the engine and return the exit status.
 
     The port answers at once (`/health` is 503) while `engine_factory` loads. `on_ready` gets the
-    base URL when requests are served (default: one line on stdout). What `engine_factory` raises
-    is raised here, after the port is closed.
+    base URL when requests are served (default: one line on stdout). A second signal does not wait
+    for running requests. What `engine_factory` raises is raised here, after the port is closed.
     """
-    raise NotImplementedError
+    return uvloop.run(_serve(engine_factory, serving, config, on_ready or _announce))
+
+
+async def _serve(
+    engine_factory: Callable[[], Engine],
+    serving: ServingAdapter | None,
+    config: ServerConfig,
+    on_ready: Callable[[str], None],
+) -> int:
+    server = ModelServer(engine_factory, serving, config)
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, server.stop)
+    try:
+        await server.run(on_ready=on_ready)
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    return 0
+
+
+def _announce(url: str) -> None:
+    sys.stdout.write(f"Phalanx is ready on {url}\n")
+    sys.stdout.flush()

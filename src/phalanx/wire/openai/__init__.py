@@ -1,18 +1,24 @@
 """OpenAI's protocol: chat completions, completions, models, with SGLang's extras."""
 
+from phalanx.wire.openai.answer import Header, PromptAnswer
 from phalanx.wire.openai.chat import ChatCall, parse_chat
 from phalanx.wire.openai.chat_response import ChatRenderer
 from phalanx.wire.openai.completion_response import CompletionRenderer
 from phalanx.wire.openai.completions import CompletionCall, parse_completion
 from phalanx.wire.openai.errors import error_body, stream_error_line
-from phalanx.wire.openai.models import models_body
+from phalanx.wire.openai.models import model_body, models_body
+from phalanx.wire.openai.sampling import extras_with_headers
 
 __all__ = [
     "ChatCall",
     "ChatRenderer",
     "CompletionCall",
     "CompletionRenderer",
+    "Header",
+    "PromptAnswer",
     "error_body",
+    "extras_with_headers",
+    "model_body",
     "models_body",
     "parse_chat",
     "parse_completion",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -103,6 +104,8 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 UNSUPPORTED = SharedBody.__struct_fields__[SharedBody.__struct_fields__.index("lora_path") :]
 NEUTRAL: dict[str, tuple[object, ...]] = {"data_parallel_rank": (0,)}
+INPUT_IDS_HEADER = "x-sglext-return-input-ids"
+OUTPUT_IDS_HEADER = "x-sglext-return-output-ids"
 ANY_OBJECT = '{"type":"object"}'
 
 
@@ -129,7 +132,21 @@ def extras(body: SharedBody) -> Extras:
         sglext_input_ids=bool(body.return_input_ids_in_sglext),
         sglext_output_ids=bool(body.return_output_ids_in_sglext),
     )
-    if wanted.any and body.stream:
+    return _checked(wanted, stream=bool(body.stream))
+
+
+def extras_with_headers(wanted: Extras, headers: Mapping[str, str], *, stream: bool) -> Extras:
+    """`wanted`, and what the request's headers ask for."""
+    asked = msgspec.structs.replace(
+        wanted,
+        sglext_input_ids=wanted.sglext_input_ids or headers.get(INPUT_IDS_HEADER) == "1",
+        sglext_output_ids=wanted.sglext_output_ids or headers.get(OUTPUT_IDS_HEADER) == "1",
+    )
+    return _checked(asked, stream=stream)
+
+
+def _checked(wanted: Extras, *, stream: bool) -> Extras:
+    if stream and wanted.any:
         raise InvalidRequestError(
             "return_token_ids, return_prompt_token_ids, return_meta_info and the sglext fields "
             "are not available in a stream; send stream=false",

@@ -2,11 +2,12 @@
 
 from phalanx.wire.sglang.errors import failure_body, refusal_body, stream_error_line
 from phalanx.wire.sglang.request import GenerateCall, PromptCall, parse_generate
-from phalanx.wire.sglang.response import Rendering, render_output
+from phalanx.wire.sglang.response import Generation, Rendering, render_output
 from phalanx.wire.sglang.stream import StreamRenderer
 
 __all__ = [
     "GenerateCall",
+    "Generation",
     "PromptCall",
     "Rendering",
     "StreamRenderer",

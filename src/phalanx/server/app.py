@@ -1,0 +1,188 @@
+"""Builds the ASGI application of a model server."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from phalanx.clock import Clock, SystemClock
+from phalanx.engine.engine import Engine
+from phalanx.plugin import ServingAdapter
+from phalanx.schema.server_config import ServerConfig
+from phalanx.server.answering import Answering
+from phalanx.server.dialects import Refusals
+from phalanx.server.gate import Gate
+from phalanx.server.lifecycle import Lifecycle, Phase
+from phalanx.server.live import LiveRequests
+from phalanx.server.metrics import ServerMetrics
+from phalanx.server.routes.chat import ChatRoute
+from phalanx.server.routes.completions import CompletionRoute
+from phalanx.server.routes.control import ControlRoutes
+from phalanx.server.routes.generate import GenerateRoute
+from phalanx.server.routes.health_generate import HealthGenerateRoute
+from phalanx.server.routes.infer import InferRoute
+from phalanx.server.routes.info import HealthRoutes, InfoRoutes
+from phalanx.server.routes.models import ModelRoutes
+from phalanx.server.served_models import ServedModels
+from phalanx.server.text_service import TextService
+
+logger = logging.getLogger(__name__)
+GET_POST = ["GET", "POST"]
+TEXT_PATHS = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/models")
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """What the application shares with whoever runs it."""
+
+    lifecycle: Lifecycle
+    live: LiveRequests
+    clock: Clock
+
+
+def create_app(
+    engine: Engine,
+    serving: ServingAdapter | None,
+    config: ServerConfig,
+    parts: ServerParts | None = None,
+) -> Starlette:
+    """The application that serves `engine`; call it in the event loop that will run it.
+
+    The text protocols exist where `serving` is given.
+    """
+    if parts is None:
+        clock = SystemClock()
+        parts = ServerParts(Lifecycle(Phase.READY), LiveRequests(engine.cancel), clock)
+    refusals = Refusals(config.retry_after_s)
+    metrics = ServerMetrics(engine.statistics)
+    answering = Answering(config.max_request_bytes, refusals, metrics)
+    model_info = {} if serving is None else serving.model_info
+    checkpoint = str(model_info.get("model_path", engine.plugin.name))
+    models = ServedModels(config.served_model_name, checkpoint)
+    control = ControlRoutes(engine, parts.live, parts.lifecycle, answering)
+    info = InfoRoutes(engine, config, models, model_info, metrics)
+    infer = InferRoute(engine, parts.live, answering)
+    routes: list[BaseRoute] = [
+        *_health_routes(HealthRoutes(parts.lifecycle, engine)),
+        Route("/infer", infer.__call__, methods=["POST"]),
+        Route("/abort_request", control.abort, methods=["POST"]),
+        Route("/pause_generation", control.pause, methods=["POST"]),
+        Route("/continue_generation", control.go_on, methods=["POST"]),
+        Route("/flush_cache", control.flush, methods=GET_POST),
+        Route("/model_info", info.model_info),
+        Route("/get_model_info", info.model_info),
+        Route("/server_info", info.server_info),
+        Route("/get_server_info", info.server_info),
+        Route("/get_weight_version", info.weight_version, methods=GET_POST),
+        Route("/v1/loads", info.loads),
+        Route("/get_load", info.load),
+        Route("/metrics", info.metrics),
+    ]
+    if serving is None:
+        routes += _without_text(engine, refusals)
+    else:
+        service = TextService(engine, serving.tokenizer, parts.live, metrics, parts.clock)
+        routes += _text_routes(service, models, answering, refusals, config)
+    return _application(routes, config, parts.lifecycle, parts.clock)
+
+
+def create_starting_app(config: ServerConfig, lifecycle: Lifecycle, clock: Clock) -> Starlette:
+    """What answers while the model loads: health as 503, and 503 for everything else."""
+    refusals = Refusals(config.retry_after_s)
+
+    async def starting(request: Request) -> Response:
+        message = f"the server is {lifecycle.phase}; try again later or elsewhere"
+        return refusals.turned_away(request.url.path, message, 503, lifecycle.phase)
+
+    methods = ["GET", "POST", "PUT", "DELETE"]
+    routes: list[BaseRoute] = [
+        *_health_routes(HealthRoutes(lifecycle)),
+        Route("/{path:path}", starting, methods=methods),
+    ]
+    return _application(routes, config, lifecycle, clock)
+
+
+def _application(
+    routes: list[BaseRoute], config: ServerConfig, lifecycle: Lifecycle, clock: Clock
+) -> Starlette:
+    refusals = Refusals(config.retry_after_s)
+
+    async def not_routed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        message = f"{request.method} {path}: {error.detail}"
+        response = refusals.turned_away(path, message, error.status_code, "not_found")
+        response.headers.update(error.headers or {})
+        return response
+
+    async def broken(request: Request, error: Exception) -> Response:
+        # The exception goes on to the HTTP server's log; its text is not for the client.
+        message = "the server failed; its log tells why"
+        return refusals.turned_away(request.url.path, message, 500, "internal_error")
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Gate, config=config, lifecycle=lifecycle, clock=clock)],
+        exception_handlers={HTTPException: not_routed, Exception: broken},
+    )
+
+
+def _health_routes(health: HealthRoutes) -> list[BaseRoute]:
+    return [
+        Route("/health", health.health),
+        Route("/ready", health.health),
+        Route("/ping", health.ping),
+    ]
+
+
+def _text_routes(
+    service: TextService,
+    models: ServedModels,
+    answering: Answering,
+    refusals: Refusals,
+    config: ServerConfig,
+) -> list[BaseRoute]:
+    generate = GenerateRoute(
+        service, models, answering, incremental=config.incremental_streaming_output
+    )
+    chat = ChatRoute(service, models, answering)
+    completions = CompletionRoute(service, models, answering)
+    listing = ModelRoutes(
+        models,
+        refusals,
+        created=int(service.clock.wall_s()),
+        max_len=service.engine.limits.context_length,
+    )
+    probe = HealthGenerateRoute(service, config.health_generate_timeout_s)
+    return [
+        Route("/generate", generate.__call__, methods=["POST", "PUT"]),
+        Route("/v1/chat/completions", chat.__call__, methods=["POST"]),
+        Route("/v1/completions", completions.__call__, methods=["POST"]),
+        Route("/v1/models", listing.index),
+        Route("/v1/models/{name:path}", listing.one),
+        Route("/health_generate", probe.__call__),
+    ]
+
+
+def _without_text(engine: Engine, refusals: Refusals) -> list[BaseRoute]:
+    """The text routes of a plugin that has none: 404 that says so."""
+
+    async def absent(request: Request) -> Response:
+        message = (
+            f"the plugin {engine.plugin.name!r} does not serve text; send its own request to "
+            "POST /infer"
+        )
+        return refusals.turned_away(request.url.path, message, 404, "no_text_protocol")
+
+    health = HealthRoutes(Lifecycle(Phase.READY), engine)
+    routes: list[BaseRoute] = [
+        Route(path, absent, methods=["GET", "POST", "PUT"]) for path in TEXT_PATHS
+    ]
+    return [*routes, Route("/health_generate", health.health)]

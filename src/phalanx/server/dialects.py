@@ -1,0 +1,95 @@
+"""How each protocol words a failure: before its answer has begun, and inside a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.responses import Response
+
+from phalanx.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    MalformedRequestError,
+    PhalanxError,
+)
+from phalanx.server.failures import Failure, failure_of
+from phalanx.server.http_body import LingeringResponse
+from phalanx.wire import openai, sglang
+from phalanx.wire.sse import DONE
+
+
+class Dialect(Protocol):
+    """One protocol's words."""
+
+    def body(self, error: PhalanxError, failure: Failure) -> bytes: ...
+
+    def stream_error(self, error: PhalanxError) -> bytes: ...
+
+    def refusal(self, message: str, status: int, code: str) -> bytes:
+        """The body for a request that the server itself turns away."""
+        ...
+
+
+class SGLangDialect:
+    """The native routes."""
+
+    def body(self, error: PhalanxError, failure: Failure) -> bytes:
+        if isinstance(error, (MalformedRequestError, BodyTooLargeError)):
+            return sglang.refusal_body(str(error), failure.status)
+        return sglang.failure_body(str(error))
+
+    def stream_error(self, error: PhalanxError) -> bytes:
+        failure = failure_of(error)
+        line = sglang.stream_error_line(str(error), failure.status, retryable=failure.retryable)
+        return line + DONE
+
+    def refusal(self, message: str, status: int, code: str) -> bytes:
+        return sglang.refusal_body(message, status)
+
+
+class OpenAIDialect:
+    """The routes under `/v1`."""
+
+    def body(self, error: PhalanxError, failure: Failure) -> bytes:
+        param = (error.field or None) if isinstance(error, InvalidRequestError) else None
+        return openai.error_body(str(error), failure.status, param=param, code=failure.code)
+
+    def stream_error(self, error: PhalanxError) -> bytes:
+        return openai.stream_error_line(str(error), failure_of(error).status) + DONE
+
+    def refusal(self, message: str, status: int, code: str) -> bytes:
+        return openai.error_body(message, status, code=code)
+
+
+SGLANG: Dialect = SGLangDialect()
+OPENAI: Dialect = OpenAIDialect()
+
+
+def dialect_of(path: str) -> Dialect:
+    """The protocol that a path belongs to."""
+    return OPENAI if path.startswith("/v1/") else SGLANG
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Builds the responses for failures; `retry_after_s` is told where trying again may help."""
+
+    retry_after_s: int
+
+    def of(self, error: PhalanxError, dialect: Dialect) -> Response:
+        failure = failure_of(error)
+        kind = LingeringResponse if isinstance(error, BodyTooLargeError) else Response
+        return kind(
+            dialect.body(error, failure),
+            failure.status,
+            self._headers(failure.retryable),
+            "application/json",
+        )
+
+    def turned_away(self, path: str, message: str, status: int, code: str) -> Response:
+        body = dialect_of(path).refusal(message, status, code)
+        return Response(body, status, self._headers(status == 503), "application/json")
+
+    def _headers(self, retryable: bool) -> dict[str, str]:
+        return {"retry-after": str(self.retry_after_s)} if retryable else {}

@@ -1,0 +1,71 @@
+"""Where a server is in its life, and how many requests it is answering.
+
+starting -> ready -> draining; starting -> draining. Nothing leads back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Phase(enum.StrEnum):
+    """`starting`: the model loads. `draining`: no new request is taken."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+_NEXT = {
+    Phase.STARTING: (Phase.READY, Phase.DRAINING),
+    Phase.READY: (Phase.DRAINING,),
+    Phase.DRAINING: (),
+}
+
+
+class Lifecycle:
+    """Belongs to the server's event loop."""
+
+    def __init__(self, phase: Phase = Phase.STARTING) -> None:
+        self._phase = phase
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests for the model that have not been answered completely."""
+        return self._num_in_flight
+
+    def move(self, phase: Phase) -> None:
+        """Go on to `phase`; staying where it is is allowed."""
+        assert phase is self._phase or phase in _NEXT[self._phase]
+        self._phase = phase
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """One request is being answered."""
+        self._num_in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+            if self._num_in_flight == 0:
+                self._idle.set()
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being answered; False where that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

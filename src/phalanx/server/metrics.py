@@ -1,0 +1,130 @@
+"""The server's Prometheus metrics, in a registry of their own."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from phalanx.schema.statistics import EngineStatistics, LoopStatistics
+
+LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class Outcome(enum.StrEnum):
+    """How a request ended. `disconnected`: its client left before the end."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+    OVERLOADED = "overloaded"
+    FAILED = "failed"
+    DISCONNECTED = "disconnected"
+
+
+class ServerMetrics:
+    """What this server has seen, and at each scrape what its engine says."""
+
+    def __init__(self, statistics: Callable[[], EngineStatistics]) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "phalanx_requests", "Requests by how they ended.", ["outcome"], registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "phalanx_prompt_tokens", "Prompt tokens of accepted requests.", registry=registry
+        )
+        self._generated_tokens = Counter(
+            "phalanx_generated_tokens", "Tokens sent or ready to be sent.", registry=registry
+        )
+        self._queue_time = _histogram(
+            "phalanx_queue_time_seconds", "Submit to first step (streams).", registry
+        )
+        self._first_token = _histogram(
+            "phalanx_time_to_first_token_seconds", "Submit to first token (streams).", registry
+        )
+        self._e2e = _histogram("phalanx_e2e_latency_seconds", "Submit to end.", registry)
+        self._inter_token = _histogram(
+            "phalanx_inter_token_latency_seconds",
+            "Time between tokens of one completion (streams).",
+            registry,
+            TOKEN_BUCKETS,
+        )
+        for outcome in Outcome:
+            self._requests.labels(outcome)
+        registry.register(_EngineCollector(statistics))
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        """The engine took a request."""
+        self._prompt_tokens.inc(num_prompt_tokens)
+
+    def ended(self, outcome: Outcome, duration_s: float | None = None) -> None:
+        """A request ended, `duration_s` after it was accepted."""
+        self._requests.labels(outcome).inc()
+        if duration_s is not None:
+            self._e2e.observe(duration_s)
+
+    def generated(self, num_tokens: int) -> None:
+        """Tokens came out of the engine."""
+        self._generated_tokens.inc(num_tokens)
+
+    def first_token(self, duration_s: float, queue_time_s: float | None) -> None:
+        """A stream's first token came."""
+        self._first_token.observe(duration_s)
+        if queue_time_s is not None:
+            self._queue_time.observe(queue_time_s)
+
+    def further_tokens(self, num_tokens: int, gap_s: float) -> None:
+        """A completion gained tokens, `gap_s` after its previous ones."""
+        self._inter_token.observe(gap_s / num_tokens)
+
+    def text(self) -> bytes:
+        """The exposition in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+def _histogram(
+    name: str,
+    text: str,
+    registry: CollectorRegistry,
+    buckets: tuple[float, ...] = LATENCY_BUCKETS,
+) -> Histogram:
+    return Histogram(name, text, registry=registry, buckets=buckets)
+
+
+class _EngineCollector(Collector):
+    """Turns the engine's counters into metrics when they are scraped."""
+
+    def __init__(self, statistics: Callable[[], EngineStatistics]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[Metric]:
+        engine = self._statistics()
+        loop = engine.loop if engine.loop is not None else LoopStatistics()
+        for name, text, value in (
+            ("running_requests", "Requests in the running batch.", loop.num_running),
+            ("waiting_requests", "Requests that wait for their first step.", loop.num_waiting),
+            ("in_flight_requests", "Requests accepted and not ended.", engine.num_in_flight),
+            ("batch_size", "Rows of the newest step.", loop.last_batch_size),
+            ("kv_pool_tokens", "Tokens that the KV cache can hold.", loop.pool_tokens),
+            ("kv_pool_used_tokens", "Tokens of the KV cache in use.", loop.pool_used_tokens),
+            ("kv_pool_usage", "Used part of the KV cache.", _ratio(loop)),
+            ("paused", "1 while the engine is paused.", int(loop.paused)),
+        ):
+            yield GaugeMetricFamily(f"phalanx_{name}", text, value=value)
+        for name, text, value in (
+            ("steps", "Steps of the loop.", loop.num_steps),
+            ("retractions", "Requests pushed back for want of memory.", loop.num_retractions),
+            ("computed_prompt_tokens", "Prompt tokens computed.", loop.num_prompt_tokens),
+            ("computed_tokens", "Tokens generated by the loop.", loop.num_generated_tokens),
+            ("engine_accepted_requests", "Requests accepted by the engine.", engine.num_accepted),
+            ("engine_queue_time_seconds", "Sum over started requests.", engine.queue_time_s),
+        ):
+            yield CounterMetricFamily(f"phalanx_{name}", text, value=value)
+
+
+def _ratio(loop: LoopStatistics) -> float:
+    return loop.pool_used_tokens / loop.pool_tokens if loop.pool_tokens else 0.0

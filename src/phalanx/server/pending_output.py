@@ -1,0 +1,48 @@
+"""A request whose complete answer is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from phalanx.errors import PhalanxError
+from phalanx.schema.generate import GenerateOutput
+from phalanx.server.engine_result import engine_result
+from phalanx.server.metrics import Outcome
+from phalanx.server.request_record import RequestRecord, outcome_of
+
+
+class PendingOutput:
+    """`close` it when nobody waits any more: that cancels a request that has not ended."""
+
+    def __init__(
+        self,
+        future: Future[GenerateOutput],
+        record: RequestRecord,
+        cancel: Callable[[str], bool],
+        complete: Callable[[GenerateOutput], GenerateOutput],
+    ) -> None:
+        self._future = future
+        self._record = record
+        self._cancel = cancel
+        self._complete = complete
+
+    async def output(self) -> GenerateOutput:
+        """The answer with its texts, or what the engine raised."""
+        try:
+            output = await engine_result(self._future)
+        except PhalanxError:
+            self._record.end(Outcome.FAILED)
+            raise
+        self._record.end(outcome_of([one.finish_reason for one in output.completions]))
+        self._record.metrics.generated(sum(len(one.token_ids) for one in output.completions))
+        return self._complete(output)
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._record.elapsed_s
+
+    def close(self) -> None:
+        if not self._future.done():
+            self._cancel(self._record.rid)
+        self._record.end(Outcome.DISCONNECTED)

@@ -1,0 +1,107 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.schema.generate import GenerateRequest
+from phalanx.server.answering import Answering
+from phalanx.server.dialects import OPENAI
+from phalanx.server.event_stream import EventStream
+from phalanx.server.served_models import ServedModels
+from phalanx.server.text_service import Prepared, TextService
+from phalanx.server.text_stream import TextStream
+from phalanx.wire.openai import (
+    ChatCall,
+    ChatRenderer,
+    Header,
+    PromptAnswer,
+    extras_with_headers,
+    parse_chat,
+)
+from phalanx.wire.sse import DONE
+
+
+class ChatRoute:
+    """One conversation a request."""
+
+    def __init__(self, service: TextService, models: ServedModels, answering: Answering) -> None:
+        self._service = service
+        self._models = models
+        self._answering = answering
+
+    async def __call__(self, request: Request) -> Response:
+        return await self._answering.model(
+            request, OPENAI, lambda body: self._complete(body, request.headers)
+        )
+
+    async def _complete(self, body: bytes, headers: Mapping[str, str]) -> Response:
+        call = parse_chat(body)
+        self._models.check(call.body.model)
+        header = Header(
+            id=call.body.rid or f"chatcmpl-{uuid.uuid4().hex}",
+            model=call.body.model or self._models.name,
+            created=int(self._service.clock.wall_s()),
+            texts=self._service.tokenizer,
+            logprobs=call.logprobs,
+            extras=extras_with_headers(call.extras, headers, stream=call.stream),
+            include_usage=call.include_usage,
+        )
+        ids = await self._service.off_loop(len(body), lambda: self._prompt_ids(call))
+        request = GenerateRequest(
+            input_ids=ids,
+            sampling=call.sampling(self._service.room(len(ids))),
+            logprobs=call.logprobs,
+            priority=call.body.priority or 0,
+            detokenize=True,
+        )
+        prepared = await self._service.prepare([(header.id, request)])
+        renderer = ChatRenderer(header)
+        if call.stream:
+            return await self._stream(prepared, renderer)
+        return await self._whole(prepared, renderer)
+
+    def _prompt_ids(self, call: ChatCall) -> tuple[int, ...]:
+        prompt = self._service.tokenizer.render_chat(
+            call.messages,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_final_message=call.continue_final_message,
+            tools=call.body.tools,
+            variables=call.variables,
+        )
+        return tuple(self._service.tokenizer.encode_chat(prompt))
+
+    async def _whole(self, prepared: list[Prepared], renderer: ChatRenderer) -> Response:
+        (waiting,) = self._service.submit(prepared)
+        try:
+            output = await waiting.output()
+        finally:
+            waiting.close()
+        answer = PromptAnswer(
+            prompt_ids=prepared[0].prompt_ids, output=output, elapsed_s=waiting.elapsed_s
+        )
+        return Response(renderer.whole(answer), media_type="application/json")
+
+    async def _stream(self, prepared: list[Prepared], renderer: ChatRenderer) -> Response:
+        (stream,) = await self._service.stream(prepared)
+        events = _events(stream, renderer)
+        return EventStream(
+            await anext(events),
+            events,
+            render_error=OPENAI.stream_error,
+            write_timeout_s=self._service.stall_timeout_s,
+        )
+
+
+async def _events(stream: TextStream, renderer: ChatRenderer) -> AsyncGenerator[bytes]:
+    async with aclosing(stream.parts()) as parts:
+        async for part in parts:
+            yield renderer.chunk(part.delta)
+            if part.output is not None:
+                yield renderer.closing([part.output])
+    yield DONE

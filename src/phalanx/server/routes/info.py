@@ -1,0 +1,137 @@
+"""Health, readiness and what this server is: all that probes and routers ask."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from phalanx import __version__
+from phalanx.engine.engine import Engine
+from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.statistics import LoopStatistics
+from phalanx.server.lifecycle import Lifecycle, Phase
+from phalanx.server.metrics import ServerMetrics
+from phalanx.server.served_models import ServedModels
+
+
+class HealthRoutes:
+    """Answer in every phase; `serving` tells whether the engine can."""
+
+    def __init__(self, lifecycle: Lifecycle, engine: Engine | None = None) -> None:
+        self._lifecycle = lifecycle
+        self._engine = engine
+
+    async def health(self, request: Request) -> Response:
+        phase = self._lifecycle.phase
+        if phase is not Phase.READY or self._engine is None:
+            return PlainTextResponse(f"{phase}\n", 503)
+        if self._engine.closed:
+            return PlainTextResponse("the engine is closed\n", 503)
+        return PlainTextResponse("ok\n")
+
+    async def ping(self, request: Request) -> Response:
+        return PlainTextResponse("pong\n")
+
+
+class InfoRoutes:
+    """Facts about model, server and load."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        models: ServedModels,
+        model_info: dict[str, Any],
+        metrics: ServerMetrics,
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._models = models
+        self._model_info = model_info
+        self._metrics = metrics
+
+    async def model_info(self, request: Request) -> Response:
+        return _json(self._model())
+
+    async def server_info(self, request: Request) -> Response:
+        engine, limits = self._engine, self._engine.limits
+        config = msgspec.to_builtins(self._config)
+        config["api_key"] = None if config["api_key"] is None else "(set)"
+        facts: dict[str, Any] = {
+            **self._model(),
+            **config,
+            "served_model_name": self._models.name,
+            "plugin": engine.plugin.name,
+            "device": engine.config.device.target,
+            "dtype": engine.config.device.params_dtype,
+            "runtime": engine.config.runtime,
+            "tp_size": 1,
+            "pp_size": 1,
+            "dp_size": 1,
+            "max_total_num_tokens": limits.pool_tokens,
+            "max_running_requests": limits.max_batch_size,
+            "context_length": limits.context_length,
+            "internal_states": [engine.statistics()],
+            "status": "ready",
+            "version": __version__,
+        }
+        return _json(facts)
+
+    async def weight_version(self, request: Request) -> Response:
+        return _json({"weight_version": self._engine.version})
+
+    async def loads(self, request: Request) -> Response:
+        return _json({"loads": [self._load()], "version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        """The older form that sglang-router asks for."""
+        load = self._load()
+        return _json(
+            [
+                {
+                    "dp_rank": 0,
+                    "num_reqs": load["num_total_reqs"],
+                    "num_waiting_reqs": load["num_waiting_reqs"],
+                    "num_tokens": load["num_used_tokens"],
+                }
+            ]
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "model_path": self._models.checkpoint,
+            "tokenizer_path": self._models.checkpoint,
+            "is_generation": True,
+            "load_format": "auto",
+            "disaggregation_mode": "null",
+            **self._model_info,
+            "served_model_name": self._models.name,
+            "weight_version": self._engine.version,
+        }
+
+    def _load(self) -> dict[str, Any]:
+        statistics = self._engine.statistics()
+        loop = statistics.loop if statistics.loop is not None else LoopStatistics()
+        pool = loop.pool_tokens
+        return {
+            "dp_rank": 0,
+            "num_running_reqs": loop.num_running,
+            "num_waiting_reqs": max(loop.num_waiting, statistics.num_in_flight - loop.num_running),
+            "num_total_reqs": statistics.num_in_flight,
+            "num_used_tokens": loop.pool_used_tokens,
+            "max_total_num_tokens": pool,
+            "token_usage": loop.pool_used_tokens / pool if pool else 0.0,
+            "max_running_requests": self._engine.limits.max_batch_size,
+        }
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

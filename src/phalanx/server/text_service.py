@@ -1,0 +1,138 @@
+"""Serves a language model's requests: tokens in, the engine's answer out, with text at both ends.
+
+Tokenization and decoding run here, off the engine's loop; only stop strings and expressions are
+left to the engine, which decides them where tokens are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from phalanx.clock import Clock
+from phalanx.engine.engine import Engine
+from phalanx.errors import EngineUnavailableError, InvalidRequestError
+from phalanx.processing.text import TextTokenizer
+from phalanx.schema.generate import GenerateRequest
+from phalanx.server.completion_text import StreamTexts, with_texts
+from phalanx.server.live import LiveRequests
+from phalanx.server.metrics import ServerMetrics
+from phalanx.server.pending_output import PendingOutput
+from phalanx.server.request_record import RequestRecord
+from phalanx.server.text_stream import TextStream
+
+T = TypeVar("T")
+
+THREAD_CHARACTERS = 16_384
+"""Longer texts are treated in a thread, so that other requests are served meanwhile."""
+DEFAULT_ROOM = 1024
+"""Tokens to generate where neither the request nor a context length bounds them."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the engine takes it: token ids, under its id."""
+
+    rid: str
+    request: GenerateRequest
+    prompt_ids: tuple[int, ...]
+
+
+class TextService:
+    """One engine and its tokenizer; belongs to the server's event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        live: LiveRequests,
+        metrics: ServerMetrics,
+        clock: Clock,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.clock = clock
+        self._live = live
+        self._metrics = metrics
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long a reader may take nothing before its stream is cancelled."""
+        return self.engine.config.runtime.stall_timeout_s
+
+    def room(self, num_prompt_tokens: int) -> int:
+        """Tokens that one request may generate after its prompt; at least one."""
+        limits = self.engine.limits
+        bounds = [one for one in (limits.context_length, limits.pool_tokens) if one is not None]
+        return max(1, min(bounds) - num_prompt_tokens) if bounds else DEFAULT_ROOM
+
+    async def off_loop(self, num_characters: int, work: Callable[[], T]) -> T:
+        """The result of `work`, run in a thread where the text it treats is long."""
+        return await asyncio.to_thread(work) if num_characters > THREAD_CHARACTERS else work()
+
+    async def prepare(self, calls: Sequence[tuple[str, GenerateRequest]]) -> list[Prepared]:
+        """All requests of one call, tokenized and checked: one that is refused refuses the call.
+
+        Nothing has reached the engine yet.
+        """
+        num_characters = sum(len(request.prompt or "") for _, request in calls)
+        prepared = await self.off_loop(
+            num_characters, lambda: [self._prepared(*one) for one in calls]
+        )
+        for one in prepared:
+            self.engine.plugin.validate(one.request, self.engine.limits)
+        return prepared
+
+    def submit(self, prepared: Iterable[Prepared]) -> list[PendingOutput]:
+        """Have the engine take all requests, or none."""
+        pending: list[PendingOutput] = []
+        try:
+            for one in prepared:
+                pending.append(self._submitted(one))
+        except (InvalidRequestError, EngineUnavailableError):
+            for taken in pending:
+                taken.close()
+            raise
+        return pending
+
+    async def stream(self, prepared: Iterable[Prepared]) -> list[TextStream]:
+        """Have the engine take all requests as streams, or none."""
+        streams: list[TextStream] = []
+        try:
+            for one in prepared:
+                streams.append(self._opened(one))
+        except (InvalidRequestError, EngineUnavailableError):
+            for taken in streams:
+                await taken.aclose()
+            raise
+        return streams
+
+    def _prepared(self, rid: str, request: GenerateRequest) -> Prepared:
+        ids = request.input_ids
+        if ids is None:
+            assert request.prompt is not None
+            ids = tuple(self.tokenizer.encode(request.prompt))
+        sampling = request.sampling
+        tokens = msgspec.structs.replace(
+            request,
+            prompt=None,
+            input_ids=ids,
+            detokenize=bool(sampling.stop or sampling.stop_regex),
+        )
+        return Prepared(rid=rid, request=tokens, prompt_ids=ids)
+
+    def _submitted(self, one: Prepared) -> PendingOutput:
+        future = self.engine.submit(one.request, rid=one.rid)
+        complete = partial(with_texts, request=one.request, tokenizer=self.tokenizer)
+        return PendingOutput(future, self._record(one), self.engine.cancel, complete)
+
+    def _opened(self, one: Prepared) -> TextStream:
+        stream = self.engine.astream(one.request, rid=one.rid)
+        texts = StreamTexts(one.request, self.tokenizer)
+        return TextStream(stream, texts, self._record(one), one.request.sampling.n)
+
+    def _record(self, one: Prepared) -> RequestRecord:
+        return RequestRecord(one.rid, len(one.prompt_ids), self._live, self._metrics, self.clock)
