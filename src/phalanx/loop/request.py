@@ -24,12 +24,25 @@ class Work:
     total: int
     divisible: bool = True
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.remaining <= self.total:
+            raise ValueError(
+                f"remaining={self.remaining} of total={self.total} tokens at node {self.node!r}; "
+                "it must be from 1 to total"
+            )
+
 
 class RequestState(Protocol):
-    """A plugin's own state of one request, advanced by the loop."""
+    """A plugin's own state of one request, advanced by the loop.
+
+    What a method raises ends the request, and no other.
+    """
 
     def next_work(self) -> Work | None:
-        """What to compute next, or None when the request has ended."""
+        """What to compute next, or None when the request has ended.
+
+        Asked once at the start, after each step that the request was in, and after a push-back.
+        """
         ...
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
@@ -70,16 +83,22 @@ _EDGES = {
 
 
 class LoopRequest:
-    """One live request. `rank` orders requests: higher priority first, then earlier arrival."""
+    """One live request and the work that it wants next.
 
-    def __init__(self, rid: str, state: RequestState, priority: int, arrival: int) -> None:
+    `rank` orders requests: higher priority first, then earlier arrival.
+    """
+
+    def __init__(
+        self, rid: str, state: RequestState, priority: int, arrival: int, work: Work
+    ) -> None:
         self.rid = rid
         self.state = state
         self.rank = (-priority, arrival)
+        self.work = work
         self.status = Status.WAITING
         self.was_scheduled = False
         self.last_step = -1
-        """The number of the newest step that it took part in."""
+        """The newest step that it took part in, or that ran before it arrived."""
 
     def move(self, status: Status) -> None:
         assert (self.status, status) in _EDGES, f"{self.rid}: {self.status} -> {status}"

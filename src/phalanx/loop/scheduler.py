@@ -1,16 +1,19 @@
 """Which rows the next step computes: a pure function of what the loop holds.
 
 Rows of one token (decode) come first, then chunks of longer work under the token budget, in turns
-among equals. Waiting requests are admitted in order as long as everything admitted could finish
-its present work in the memory there is; the first that does not fit holds the ones behind it.
+among equals. The request whose turn is oldest is in every step, however many rows compete: so none
+starves. Waiting requests are admitted in order as long as everything admitted could finish its
+present work in the memory there is; the first that does not fit holds the ones behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from phalanx.loop.request import LoopRequest, Work
+from phalanx.errors import ConfigurationError
+from phalanx.loop.request import LoopRequest
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,10 @@ class Budget:
 
     max_step_tokens: int
     max_running: int
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < 1 or self.max_running < 1:
+            raise ConfigurationError(f"{self} must allow at least one token and one request")
 
 
 @dataclass(frozen=True)
@@ -31,81 +38,80 @@ class StepPlan:
     admitted: tuple[LoopRequest, ...] = ()
 
 
-Fits = Callable[[str, Mapping[str, int]], bool]
-"""Whether these requests could grow to these numbers of tokens together, at a node."""
+class Capacity(Protocol):
+    """What limits a step beside the budget; the step engine answers."""
+
+    def fits(self, node: str, totals: Mapping[str, int]) -> bool:
+        """Whether these requests could grow to these numbers of tokens together."""
+        ...
+
+    def get_max_batch_size(self, node: str, walk: str) -> int | None:
+        """The most rows in one step; None for no limit."""
+        ...
 
 
 def plan_step(
     running: Sequence[LoopRequest],
     waiting: Sequence[LoopRequest],
     budget: Budget,
-    fits: Fits,
+    capacity: Capacity,
 ) -> StepPlan | None:
     """The next step, or None when nothing can run. Both sequences are in rank order."""
-    admitted = _admit(running, waiting, budget, fits)
-    candidates = [(request, _work(request)) for request in (*running, *admitted)]
+    admitted = _admit(running, waiting, budget, capacity)
+    candidates = [*running, *admitted]
     if not candidates:
         return None
-    node, walk = _choose(candidates)
-    here = [pair for pair in candidates if (pair[1].node, pair[1].walk) == (node, walk)]
-    return StepPlan(node, walk, _fill(here, budget), tuple(admitted))
-
-
-def _work(request: LoopRequest) -> Work:
-    work = request.state.next_work()
-    assert work is not None, f"{request.rid} has ended and is still scheduled"
-    return work
+    due = min(candidates, key=_turn)
+    node, walk = due.work.node, due.work.walk
+    here = [one for one in candidates if (one.work.node, one.work.walk) == (node, walk)]
+    max_rows = capacity.get_max_batch_size(node, walk) or len(here)
+    return StepPlan(node, walk, _fill(here, due, budget, max_rows), tuple(admitted))
 
 
 def _admit(
     running: Sequence[LoopRequest],
     waiting: Sequence[LoopRequest],
     budget: Budget,
-    fits: Fits,
+    capacity: Capacity,
 ) -> list[LoopRequest]:
     if not waiting or len(running) >= budget.max_running:
         return []
     # A running row of one token may need a page for it in this very step.
-    targets = {request.rid: _work(request).total for request in running}
-    singles = sum(_work(request).remaining == 1 for request in running)
+    targets = {request.rid: request.work.total for request in running}
+    singles = sum(request.work.remaining == 1 for request in running)
     admitted: list[LoopRequest] = []
     for request in waiting:
         full = len(running) + len(admitted) >= budget.max_running
         if full or singles + len(admitted) >= budget.max_step_tokens:
             break
-        work = _work(request)
-        targets[request.rid] = work.total
-        if (running or admitted) and not fits(work.node, targets):
+        targets[request.rid] = request.work.total
+        if (running or admitted) and not capacity.fits(request.work.node, targets):
             break
         admitted.append(request)
     return admitted
 
 
-def _choose(candidates: Sequence[tuple[LoopRequest, Work]]) -> tuple[str, str]:
-    """The (node, walk) whose best-ranked request has waited longest."""
-    _, work = min(candidates, key=lambda pair: _turn(pair[0]))
-    return work.node, work.walk
-
-
 def _turn(request: LoopRequest) -> tuple[int, int, int]:
     """Higher priority, then least recently computed, then earlier arrival."""
-    return (request.rank[0], request.last_step, request.rank[1])
+    priority, arrival = request.rank
+    return (priority, request.last_step, arrival)
 
 
 def _fill(
-    candidates: Sequence[tuple[LoopRequest, Work]], budget: Budget
+    candidates: Sequence[LoopRequest], due: LoopRequest, budget: Budget, max_rows: int
 ) -> tuple[tuple[LoopRequest, int], ...]:
-    ordered = sorted(candidates, key=lambda pair: (pair[1].remaining > 1, *_turn(pair[0])))
+    """Rows with their spans. `due` is among them whatever the others take."""
+    share = 1 if due.work.divisible else due.work.remaining
+    tokens, places = budget.max_step_tokens - share, max_rows - 1
     rows: list[tuple[LoopRequest, int]] = []
-    left = budget.max_step_tokens
-    for request, work in ordered:
-        span = min(work.remaining, left) if work.divisible else work.remaining
-        if span > left and rows:
-            continue
-        if span < 1:
-            break
-        rows.append((request, span))
-        left -= span
+    for request in sorted(candidates, key=lambda one: (one.work.remaining > 1, *_turn(one))):
+        if request is due:
+            tokens, places = tokens + share, places + 1
+        wanted = request.work.remaining
+        span = min(wanted, tokens) if request.work.divisible else wanted
+        if request is due or (1 <= span <= tokens and places > 0):
+            rows.append((request, span))
+            tokens, places = tokens - span, places - 1
     # Single tokens first: attention treats them as one batch.
     rows.sort(key=lambda row: (row[1] > 1, row[0].rank))
     return tuple(rows)

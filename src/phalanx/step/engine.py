@@ -7,7 +7,7 @@ and its neighbours finish.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -92,6 +92,11 @@ class StepEngine:
             submodule.requires_grad_(False)
             submodule.bind_node_resources(node.resources)
             self._nodes[name] = node
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """Names of the loaded nodes."""
+        return self._nodes.keys()
 
     def resource(self, key: str) -> Resource:
         return self._resources[key]
