@@ -23,6 +23,8 @@ MODEL_PATHS = frozenset(
     {"/generate", "/v1/chat/completions", "/v1/completions", "/infer", "/health_generate"}
 )
 """Answered by the model: refused unless the server is ready, and waited for by a drain."""
+PROBE_PATHS = OPEN_PATHS | {"/ping", "/metrics"}
+"""Asked all the time by machines, so that they are logged for debugging only."""
 MAX_ID_LENGTH = 128
 
 
@@ -111,7 +113,8 @@ def _request_id(given: bytes | None) -> str:
 
 def _log(scope: Scope, recorder: _Recorder, duration_s: float) -> None:
     client = scope["client"]
-    logger.info(
+    logger.log(
+        logging.DEBUG if scope["path"] in PROBE_PATHS else logging.INFO,
         "method=%s path=%s status=%d duration_ms=%.1f bytes=%d client=%s",
         scope["method"],
         scope["path"],

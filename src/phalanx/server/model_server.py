@@ -72,6 +72,8 @@ class ModelServer:
         server = _Server(
             uvicorn.Config(
                 self._dispatch,
+                interface="asgi3",
+                proxy_headers=False,
                 http=AbortableProtocol,
                 ws="none",
                 lifespan="off",

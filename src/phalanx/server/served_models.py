@@ -8,18 +8,15 @@ from phalanx.errors import UnknownModelError
 
 
 class ServedModels:
-    """`name` is what answers say; the checkpoint's own name and path are understood too."""
+    """`name` is what answers say; the checkpoint's own name, which is `listed` with it, and
+    its path are understood too."""
 
     def __init__(self, served_name: str | None, checkpoint: str) -> None:
         own = Path(checkpoint).name
         self.name = served_name or own
         self.checkpoint = checkpoint
-        self._names = dict.fromkeys((self.name, own, checkpoint))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, the answers' own first."""
-        return tuple(self._names)
+        self.listed = tuple(dict.fromkeys((self.name, own)))
+        self._names = {*self.listed, checkpoint}
 
     def check(self, name: str | None) -> None:
         """Refuse a name that is not served; none at all means the one model."""

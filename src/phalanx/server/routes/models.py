@@ -24,9 +24,8 @@ class ModelRoutes:
 
     async def index(self, request: Request) -> Response:
         models = self._models
-        names = dict.fromkeys((models.name, models.names[1]))
         body = models_body(
-            list(names), created=self._created, root=models.checkpoint, max_len=self._max_len
+            models.listed, created=self._created, root=models.checkpoint, max_len=self._max_len
         )
         return Response(body, media_type="application/json")
 
