@@ -49,7 +49,9 @@ def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if ".q_proj." in name:
-            parts = [weights[name.replace("q_proj", kind)] for kind in ("q_proj", "k_proj", "v_proj")]
+            parts = [
+                weights[name.replace("q_proj", kind)] for kind in ("q_proj", "k_proj", "v_proj")
+            ]
             found[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
         elif ".gate_proj." in name:
             up = weights[name.replace("gate_proj", "up_proj")]
