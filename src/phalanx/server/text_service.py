@@ -69,6 +69,19 @@ class TextService:
         bounds = [one for one in (limits.context_length, limits.pool_tokens) if one is not None]
         return max(1, min(bounds) - num_prompt_tokens) if bounds else DEFAULT_ROOM
 
+    def checked_length(self, text: str) -> int:
+        """Characters of `text`; refused where it cannot fit the context however it is tokenized."""
+        context_length = self.engine.limits.context_length
+        if context_length is not None:
+            longest = context_length * self.tokenizer.longest_token
+            if len(text) > longest:
+                raise InvalidRequestError(
+                    f"the prompt has {len(text)} characters, more than the context of "
+                    f"{context_length} tokens can hold (at most {longest}); shorten it",
+                    field="prompt",
+                )
+        return len(text)
+
     async def off_loop(self, num_characters: int, work: Callable[[], T]) -> T:
         """The result of `work`, run in a thread where the text it treats is long."""
         return await asyncio.to_thread(work) if num_characters > THREAD_CHARACTERS else work()
@@ -78,7 +91,7 @@ class TextService:
 
         Nothing has reached the engine yet.
         """
-        num_characters = sum(len(request.prompt or "") for _, request in calls)
+        num_characters = sum(self.checked_length(request.prompt or "") for _, request in calls)
         prepared = await self.off_loop(
             num_characters, lambda: [self._prepared(*one) for one in calls]
         )

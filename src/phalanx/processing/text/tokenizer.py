@@ -147,6 +147,11 @@ class TextTokenizer:
         )
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary spells it."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    @functools.cached_property
     def byte_fallback_ids(self) -> frozenset[int]:
         """Ids of the tokens `<0x00>` to `<0xFF>`, where the vocabulary spells single bytes so."""
         ids = (self.token_id(f"<0x{byte:02X}>") for byte in range(256))

@@ -74,6 +74,7 @@ class ChatRoute:
             tools=call.body.tools,
             variables=call.variables,
         )
+        self._service.checked_length(prompt)
         return tuple(self._service.tokenizer.encode_chat(prompt))
 
     async def _whole(self, prepared: list[Prepared], renderer: ChatRenderer) -> Response:
