@@ -137,6 +137,14 @@ def test_an_empty_directory_is_refused(run, tmp_path):
     assert err.count("\n") == 1
 
 
+def test_an_unwritable_log_is_refused(run, tmp_path):
+    (tmp_path / "serve.yaml").write_text("plugin: echo\n")
+    beneath_a_file = str(tmp_path / "serve.yaml" / "x.log")
+    code, out, err = run("serve", str(tmp_path / "serve.yaml"), "--log-file", beneath_a_file)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"phalanx: cannot write the log file {beneath_a_file}")
+
+
 def test_the_installed_command_exists():
     command = Path(sys.executable).with_name("phalanx")
     done = subprocess.run([command, "version"], capture_output=True, text=True)

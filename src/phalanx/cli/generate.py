@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx import log, settings
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.clock import SystemClock
@@ -46,6 +47,7 @@ def generate(
     from phalanx.engine.engine import Engine
     from phalanx.engine.registry import plugin_class
 
+    log.configure(settings.log_level() or "WARNING")
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens, temperature=temperature, sampling_seed=seed
