@@ -86,7 +86,6 @@ class CausalLMService:
         if group is None:
             self._loop.cancel(rid)
             return
-        group.cancelled = True
         for child in group.children:
             self._loop.cancel(child)
 
@@ -189,8 +188,9 @@ class CausalLMService:
                 return [Scheduled(rid)] if first else []
             case Delta(_, payload):
                 return [Delta(rid, _without_repeated_prompt(payload))]
-            case Final(child, payload):
+            case Final(child, payload, cancelled):
                 group.outputs[child] = payload
+                group.cancelled |= cancelled
                 del self._parents[child]
                 if len(group.outputs) < len(group.children):
                     return []
