@@ -64,7 +64,7 @@ class DecoderConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=_count(raw, "head_dim", width // num_heads),
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
             rope=RopeParameters.from_config(raw),
             max_positions=_count(raw, "max_position_embeddings"),
             tied_head=bool(raw.get("tie_word_embeddings", False)),
@@ -97,7 +97,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _architecture(raw: Mapping[str, Any], directory: Path) -> str:
-    names = raw.get("architectures") or []
+    names = raw.get("architectures")
+    names = names if isinstance(names, list) else []
     for name in names:
         if name in ARCHITECTURES:
             return str(name)
@@ -128,6 +129,13 @@ def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"config.json: {name}={value!r} must be a positive integer")
     return value
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: float) -> float:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise CheckpointError(f"config.json: {name}={value!r} must be a positive number")
+    return float(value)
 
 
 def _eos_ids(raw: Mapping[str, Any], directory: Path) -> frozenset[int]:
