@@ -85,7 +85,8 @@ _EDGES = {
 class LoopRequest:
     """One live request and the work that it wants next.
 
-    `rank` orders requests: higher priority first, then earlier arrival.
+    `rank` orders requests: higher priority first, then earlier arrival. `turn` orders the steps of
+    equals: who was computed longest ago, or arrived before that, has the smallest.
     """
 
     def __init__(
@@ -97,8 +98,7 @@ class LoopRequest:
         self.work = work
         self.status = Status.WAITING
         self.was_scheduled = False
-        self.last_step = -1
-        """The newest step that it took part in, or that ran before it arrived."""
+        self.turn = arrival
 
     def move(self, status: Status) -> None:
         assert (self.status, status) in _EDGES, f"{self.rid}: {self.status} -> {status}"

@@ -91,10 +91,9 @@ def _admit(
     return admitted
 
 
-def _turn(request: LoopRequest) -> tuple[int, int, int]:
-    """Higher priority, then least recently computed, then earlier arrival."""
-    priority, arrival = request.rank
-    return (priority, request.last_step, arrival)
+def _turn(request: LoopRequest) -> tuple[int, int]:
+    """Higher priority, then least recently computed."""
+    return (request.rank[0], request.turn)
 
 
 def _fill(

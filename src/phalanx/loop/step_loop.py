@@ -52,7 +52,7 @@ class StepLoop:
         self._running: list[LoopRequest] = []
         self._waiting: list[LoopRequest] = []
         self._events: list[Event] = []
-        self._num_arrived = 0
+        self._num_turns = 0
         self.num_steps = 0
         self.num_push_backs = 0
         self.last_batch_size = 0
@@ -86,10 +86,8 @@ class StepLoop:
         if made.value is None:
             self._events.append(_outcome(rid, state, cancelled=False))
             return
-        request = LoopRequest(rid, state, priority, self._num_arrived, made.value)
         # Its turn comes after that of all who are here, so endless arrivals starve nobody.
-        request.last_step = self.num_steps - 1
-        self._num_arrived += 1
+        request = LoopRequest(rid, state, priority, self._next_turn(), made.value)
         self._requests[rid] = request
         insort(self._waiting, request, key=_rank)
 
@@ -168,8 +166,8 @@ class StepLoop:
     def _settle(self, batch: ExecutingBatch, rows: _Rows) -> None:
         """Account for a step that ran: advance its rows, hand out values, end who has ended."""
         computed = {row.request_id for row in batch.live_rows()}
-        for request, span in rows:
-            request.last_step = self.num_steps
+        for request, span in sorted(rows, key=lambda row: row[0].turn):
+            request.turn = self._next_turn()
             if request.rid in computed:
                 made = attempt(partial(request.state.advance, span))
                 if made.error is not None:
@@ -183,6 +181,10 @@ class StepLoop:
                 self._end(request, Failed(request.rid, error))
             else:
                 self._report(request)
+
+    def _next_turn(self) -> int:
+        self._num_turns += 1
+        return self._num_turns
 
     def _report(self, request: LoopRequest) -> None:
         """Hand out what a request has produced, and ask what it wants next."""
