@@ -1,0 +1,168 @@
+"""Toy nodes for tests of the step engine and the step loop, and engines built around them.
+
+`CacheReader` computes each token as a digest of what its cache pages hold, so that a wrong page, a
+wrong position or a lost token shows as a wrong output; `expected_tokens` is the same without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.device.base import DeviceBackend
+from phalanx.device.cpu import CpuBackend
+from phalanx.device.operators.base import PagedPlan
+from phalanx.step.declaration import DEFAULT_LABEL, Segment, SubmoduleStep
+from phalanx.step.engine import StepEngine
+from phalanx.step.outputs import Column, HostRow, NodeOutputs
+from phalanx.step.resources.base import Resource, ResourceSpec
+from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, KVStep
+from phalanx.step.resources.positions import PositionSpec, PositionStep
+from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.testing.probe_resource import ProbeSpec, ProbeStep
+from phalanx.testing.token_request import NODE, Stage, TokenRequest
+
+VOCAB_SIZE = 97
+_PRIME = 65521
+
+
+def digest(tokens: Tensor, positions: Tensor) -> int:
+    """A token from all tokens of a sequence, int64 [n], their positions and their order."""
+    place = torch.arange(len(tokens))
+    mixed = (tokens + 1) * (positions * 31 + 17) % _PRIME * (place * 7 + 3) % _PRIME
+    return int(mixed.sum()) % _PRIME % VOCAB_SIZE
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    """What `CacheReader` answers to a prompt when nothing goes wrong."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(digest(torch.tensor(tokens), torch.arange(len(tokens))))
+    return tuple(tokens[len(prompt) :])
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    rows: tuple[StepRow, ...]
+    token_ids: Tensor
+    positions: Tensor
+    plan: PagedPlan
+
+
+class CacheReader(NodeSubmodule):
+    """See the module. A row's state is a `TokenRequest`, whose faults strike where it says."""
+
+    def __init__(self, *, batched: bool = True, max_rows: int | None = None) -> None:
+        super().__init__()
+        self._batched = batched
+        self._max_rows = max_rows
+        self._cache: KVCache
+        self._probed = False
+        self.num_forwards = 0
+        self.forgotten: list[str] = []
+
+    def bind_node_resources(self, resources: Mapping[str, Resource]) -> None:
+        cache = resources["kv"]
+        assert isinstance(cache, KVCache)
+        self._cache = cache
+        self._probed = "probe" in resources
+
+    def max_batch_size(self, walk: str) -> int | None:
+        return self._max_rows
+
+    def prepare_inputs(self, walk: str, row: StepRow) -> list[int] | None:
+        state = _state(row)
+        state.strike(Stage.PREPARE)
+        return None if state.skip() else state.tokens(row.span)
+
+    def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
+        return self._batched
+
+    def declare_step(
+        self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
+    ) -> SubmoduleStep:
+        _strike(Stage.DECLARE, rows)
+        segments = tuple(Segment(row.request_id, row.span) for row in rows)
+        steps = {"kv": KVStep(segments), "positions": PositionStep(segments)}
+        if self._probed:
+            probe = ProbeStep(tuple(row.request_id for row in rows))
+            return SubmoduleStep(segments, {**steps, "probe": probe})
+        return SubmoduleStep(segments, steps)
+
+    def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
+        _strike(Stage.PREPROCESS, engine.rows)
+        token_ids = torch.tensor([token for given in inputs for token in given])
+        plan = engine.plans["kv"].by_label[DEFAULT_LABEL]
+        return _Prepared(engine.rows, token_ids, engine.plans["positions"], plan)
+
+    def forward(self, prepared: _Prepared) -> NodeOutputs:
+        self.num_forwards += 1
+        stored = self._cache.layer(0)[0].flatten(0, 2)
+        stored[prepared.plan.slots, 0] = prepared.token_ids.to(stored.dtype)
+        stored[prepared.plan.slots, 1] = prepared.positions.to(stored.dtype)
+        _strike(Stage.FORWARD, prepared.rows)
+        giving = [i for i, row in enumerate(prepared.rows) if _state(row).gives_token(row.span)]
+        tokens = [self._read(stored, prepared.plan, index) for index in giving]
+        rids = tuple(prepared.rows[index].request_id for index in giving)
+        return NodeOutputs({"token": Column(rids, torch.tensor(tokens, dtype=torch.int64))})
+
+    def postprocess(self, row: StepRow, outputs: Sequence[NodeOutputs]) -> None:
+        _state(row).strike(Stage.POSTPROCESS)
+
+    def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
+        state = _state(row)
+        state.strike(Stage.CHECK_STOP)
+        state.accept(outputs)
+        return frozenset({"generate"} if len(state.outputs) >= state.count else ())
+
+    def cleanup_request(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+    def _read(self, stored: Tensor, plan: PagedPlan, row: int) -> int:
+        page_size = self._cache.config.page_size
+        pages = plan.page_table[row].long()
+        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+        seen = stored[slots[: int(plan.kv_lens[row])]].long()
+        return digest(seen[:, 0], seen[:, 1])
+
+
+def _state(row: StepRow) -> TokenRequest:
+    assert isinstance(row.info.state, TokenRequest)
+    return row.info.state
+
+
+def _strike(stage: Stage, rows: Sequence[StepRow]) -> None:
+    for row in rows:
+        _state(row).strike(stage)
+
+
+def cache_reader_engine(
+    num_pages: int,
+    page_size: int,
+    *,
+    node: CacheReader | None = None,
+    probe: ProbeSpec | None = None,
+    max_seq_len: int = 4096,
+    backend: DeviceBackend | None = None,
+) -> StepEngine:
+    """An engine of one `CacheReader`, with a probe beside its resources if one is given."""
+    nodes = frozenset({NODE})
+    config = KVConfig(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=2,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_seq_len=max_seq_len,
+        dtype=torch.float64,
+    )
+    specs: list[ResourceSpec] = [KVSpec("kv", nodes, config), PositionSpec("positions", nodes)]
+    if probe is not None:
+        specs.append(probe)
+    engine = StepEngine(backend or CpuBackend())
+    engine.load_model({NODE: node or CacheReader()}, specs)
+    return engine
