@@ -103,7 +103,7 @@ def _build(folder: Path) -> None:
             f"building the native operators needs setuptools ({error}); install it or set "
             "native_operators='off'"
         ) from error
-    name = cpp_extension.get_cxx_compiler()
+    name = str(cpp_extension.get_cxx_compiler())  # type: ignore[no-untyped-call]
     compiler = shutil.which(name)
     if compiler is None:
         raise MissingDependencyError(
