@@ -1,11 +1,7 @@
 """A server from its first answer while it loads to its last while it drains."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,17 +11,9 @@ from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, Runtim
 from phalanx.errors import CheckpointError, ConfigurationError
 from phalanx.schema.server_config import ServerConfig
 from tests.server.running import RunningServer, running
-from tests.server.scripted_text import ScriptedArgs, ScriptedText
+from tests.server.scripted_text import ScriptedArgs
+from tests.server.server_process import ServerProcess, engine_of, serving_of
 from tests.server.test_control import ENDLESS, Streamed, load, until
-
-
-def engine_of(model_dir: Path, **script: object) -> Engine:
-    config = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1))
-    return Engine(EngineArgs("scripted_text", ScriptedArgs(model_dir, **script), config))
-
-
-def serving_of(model_dir: Path):
-    return ScriptedText.serving(ScriptedArgs(model_dir))
 
 
 def test_port_answers_while_the_engine_loads(model_dir):
@@ -157,48 +145,21 @@ def test_engine_close_ends_open_requests(serve):
         until(lambda: load(client)["num_total_reqs"] == 0)
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from phalanx import Engine
-from phalanx.schema.server_config import ServerConfig
-from phalanx.server.main import run_server
-from tests.server.scripted_text import ScriptedText
-from tests.server.test_lifecycle import engine_of, serving_of
-Engine.register(ScriptedText)
-directory = Path(sys.argv[1])
-config = ServerConfig(port=0, drain_timeout_s=float(sys.argv[2]))
-sys.exit(run_server(lambda: engine_of(directory, pace_s=0.001), serving_of(directory), config))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_drains_a_real_process(model_dir, number):
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(model_dir), "30"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("Phalanx is ready on http://127.0.0.1:")
-    url = line.split()[-1]
     body = {"text": "abc", "stream": True}
     body["sampling_params"] = {"ignore_eos": True, "max_new_tokens": 200}
-    with (
-        httpx.Client(base_url=url, timeout=60.0, verify=False) as client,
-        client.stream("POST", "/generate", json=body) as response,
-    ):
-        chunks = response.iter_bytes()
-        next(chunks)
-        process.send_signal(number)
-        rest = b"".join(chunks)
-    assert b'"type":"length","length":200' in rest
-    assert process.wait() == 0
-    process.stdout.close()
+    with ServerProcess(model_dir) as server:
+        with (
+            httpx.Client(base_url=server.url, timeout=60.0, verify=False) as client,
+            client.stream("POST", "/generate", json=body) as response,
+        ):
+            chunks = response.iter_bytes()
+            next(chunks)
+            server.send_signal(number)
+            rest = b"".join(chunks)
+        assert b'"type":"length","length":200' in rest
+        assert server.wait() == 0
 
 
 def test_runs_without_text(scripted_plugin):

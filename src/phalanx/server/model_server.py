@@ -163,6 +163,7 @@ def _bind(config: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
