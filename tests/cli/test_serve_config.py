@@ -107,6 +107,10 @@ def test_engine_section_over_environment_over_defaults(monkeypatch):
     config = EngineSection(device="cpu", num_threads=2).engine_config()
     assert (config.device.target, config.device.params_dtype) == ("cpu", "float16")
     assert config.runtime.num_threads == 2
+    monkeypatch.setenv("PHALANX_DEVICE", "cuda:3")
+    assert EngineSection().engine_config().device.target == "cuda:3"
+    assert EngineSection(device="cpu").engine_config().device.target == "cpu"
+    monkeypatch.delenv("PHALANX_DEVICE")
     monkeypatch.delenv("PHALANX_PARAMS_DTYPE")
     assert EngineSection(device="cpu").engine_config().device.params_dtype == "float32"
     assert EngineSection(device="cuda:1").engine_config().device.params_dtype == "bfloat16"
