@@ -102,6 +102,7 @@ def test_eight_in_a_pool_for_three(smollm2, eight, verify):
     assert retractions == drive.service.statistics().num_retractions > 0
 
 
+@pytest.mark.long
 def test_eight_with_plain_torch_operators(smollm2_dir, eight, verify):
     drive = Drive(load(smollm2_dir, native_operators="off"), max_step_tokens=48)
     verify(drive.run(*eight[0]))

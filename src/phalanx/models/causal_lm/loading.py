@@ -18,9 +18,11 @@ from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.checkpoint import load_weights
 from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Decoder
+from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
 from phalanx.models.causal_lm.service import CausalLMService
+from phalanx.models.causal_lm.token_grammar import GrammarCompiler
 from phalanx.processing.text import TextTokenizer
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
@@ -97,6 +99,7 @@ def build_service(model: LoadedModel, args: CausalLMArgs) -> CausalLMService:
         limits,
         SequenceLimits(config.eos_ids, context_length),
         model.tokenizer,
+        GrammarQueue(GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)),
     )
 
 

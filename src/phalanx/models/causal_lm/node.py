@@ -43,6 +43,7 @@ class _Prepared:
     positions: Tensor
     sampling: tuple[tuple[str, TokenSequence], ...]
     sample_rows: Tensor
+    allowed: Tensor | None
     scoring: tuple[_PromptScoring, ...]
 
 
@@ -109,6 +110,7 @@ class DecoderNode(NodeSubmodule):
             engine.plans["positions"],
             tuple(sampling),
             self._backend.upload(np.array(sample_rows, dtype=np.int64)),
+            self._allowed([sequence for _, sequence in sampling]),
             tuple(scoring),
         )
 
@@ -126,6 +128,16 @@ class DecoderNode(NodeSubmodule):
         sequence: TokenSequence = row.info.state
         return frozenset({"generate"}) if sequence.accept(outputs) else frozenset()
 
+    def _allowed(self, sequences: Sequence[TokenSequence]) -> Tensor | None:
+        """Tokens that grammars allow, bool [rows, vocabulary]; None where there is no grammar."""
+        if not any(sequence.constrained for sequence in sequences):
+            return None
+        allowed = np.ones((len(sequences), self.decoder.config.vocab_size), dtype=np.bool_)
+        for row, sequence in enumerate(sequences):
+            if sequence.constrained:
+                allowed[row] = sequence.allowed()
+        return self._backend.upload(allowed)
+
     def _sample(
         self,
         prepared: _Prepared,
@@ -134,7 +146,7 @@ class DecoderNode(NodeSubmodule):
         ragged: dict[str, dict[str, Tensor]],
     ) -> None:
         logits = self.decoder.logits(hidden, prepared.sample_rows)
-        tokens = self._sampler.sample(logits)
+        tokens = self._sampler.sample(logits, prepared.allowed)
         rids = tuple(rid for rid, _ in prepared.sampling)
         columns["token"] = Column(rids, tokens)
         for index, (rid, sequence) in enumerate(prepared.sampling):

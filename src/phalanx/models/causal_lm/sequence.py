@@ -6,9 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phalanx.loop.request import Work
 from phalanx.models.causal_lm.logprobs import LogprobRecord
 from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.schema.generate import (
     Abort,
     Completion,
@@ -49,7 +53,9 @@ class Sequence:
         limits: SequenceLimits,
         text: TextOutput | None,
         index: int = 0,
+        grammar: TokenGrammar | None = None,
     ) -> None:
+        """`text` and `grammar` are this sequence's own."""
         self.request = request
         self.index = index
         self.prompt_ids = prompt_ids
@@ -59,6 +65,7 @@ class Sequence:
         self.num_push_backs = 0
         self._limits = limits
         self._text = text
+        self._grammar = grammar
         self._finish: FinishReason | None = None
         self._num_reported = 0
         self._seed = _seed(rid, request.sampling, index)
@@ -76,6 +83,24 @@ class Sequence:
         """Ids that end the text."""
         own = frozenset(self.sampling.stop_token_ids)
         return own if self.sampling.ignore_eos else own | self._limits.eos_ids
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar decides which tokens may come next."""
+        return self._grammar is not None
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next, bool [vocabulary]; of constrained sequences only.
+
+        No end before `min_new_tokens`, unless nothing else is left.
+        """
+        assert self._grammar is not None
+        allowed = self._grammar.allowed
+        if self._holds_back:
+            longer = allowed.copy()
+            longer[list(self._ends)] = False
+            return longer if longer.any() else allowed
+        return allowed
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Ids of positions `start` to `end`."""
@@ -98,7 +123,7 @@ class Sequence:
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         sampling = self.sampling
-        holds_back = len(self.output_ids) < sampling.min_new_tokens
+        holds_back = self._holds_back and self._grammar is None
         return {
             "sampler": SamplerConfig(
                 row=RowFilter(
@@ -114,7 +139,7 @@ class Sequence:
                     sampling.repetition_penalty,
                 ),
                 logit_bias=sampling.logit_bias,
-                forbidden=tuple(sorted(self.stop_ids | self._limits.eos_ids)) if holds_back else (),
+                forbidden=tuple(sorted(self._ends)) if holds_back else (),
                 forbidden_until=sampling.min_new_tokens if holds_back else 0,
                 prompt_ids=self.prompt_ids,
                 output_ids=tuple(self.output_ids),
@@ -173,6 +198,15 @@ class Sequence:
             prompt_logprobs=self.scores.prompt,
         )
 
+    @property
+    def _holds_back(self) -> bool:
+        return len(self.output_ids) < self.sampling.min_new_tokens
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """Ids that must not come before `min_new_tokens`."""
+        return self.stop_ids | self._limits.eos_ids
+
     def _finish_after(self, token: int) -> FinishReason | None:
         count = len(self.output_ids)
         if token in self.stop_ids and count >= self.sampling.min_new_tokens:
@@ -183,6 +217,12 @@ class Sequence:
             matched = self._text.feed(token, count >= self.sampling.min_new_tokens)
             if matched is not None:
                 return Stop(matched)
+        if self._grammar is not None:
+            self._grammar.advance(token)
+            if self._grammar.ended:
+                if self._text is not None:
+                    self._text.finish()
+                return Stop()
         if count >= self.sampling.max_new_tokens or self.num_tokens >= self._limits.context_length:
             if self._text is not None:
                 self._text.finish()

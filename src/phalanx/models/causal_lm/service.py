@@ -11,8 +11,11 @@ import msgspec
 
 from phalanx.errors import InvalidRequestError
 from phalanx.loop.step_loop import StepLoop
+from phalanx.models.causal_lm.grammar import GrammarSource
+from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
 from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.models.causal_lm.validation import check_prompt
 from phalanx.processing.text import IncrementalDetokenizer, StopMatcher, TextTokenizer
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
@@ -47,12 +50,14 @@ class CausalLMService:
         limits: Limits,
         sequence_limits: SequenceLimits,
         tokenizer: TextTokenizer | None,
+        grammars: GrammarQueue,
     ) -> None:
         self.limits = limits
         self._engine = engine
         self._loop = loop
         self._sequence_limits = sequence_limits
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._groups: dict[str, _Group] = {}
         self._parents: dict[str, str] = {}
         self._early: list[Event] = []
@@ -63,33 +68,38 @@ class CausalLMService:
 
     @property
     def busy(self) -> bool:
-        return bool(self._early) or self._loop.busy
+        compiling = len(self._grammars) > 0 and not self._loop.paused
+        return bool(self._early) or self._loop.busy or compiling
 
     def start(self, rid: str, request: GenerateRequest) -> None:
         """Queue a request; what is only seen here (its text's length) ends it in `Failed`."""
         try:
-            sequences = self._sequences(rid, request)
+            prompt = self._prompt(rid, request)
         except InvalidRequestError as error:
             self._early.append(Failed(rid, error))
             return
-        if len(sequences) == 1:
-            self._loop.start(rid, sequences[0], request.priority)
+        source = GrammarSource.of(request.sampling)
+        if source is None:
+            self._start(prompt, None)
             return
-        children = tuple(f"{rid}{_SEPARATOR}{index}" for index in range(len(sequences)))
-        self._groups[rid] = _Group(children)
-        for child, sequence in zip(children, sequences, strict=True):
-            self._parents[child] = rid
-            self._loop.start(child, sequence, request.priority)
+        grammar = self._grammars.find(source)
+        if grammar is None:
+            self._grammars.add(prompt, source)
+        else:
+            self._start(prompt, grammar)
 
     def cancel(self, rid: str) -> None:
-        group = self._groups.get(rid)
-        if group is None:
-            self._loop.cancel(rid)
+        prompt = self._grammars.remove(rid)
+        if prompt is not None:
+            self._early.append(self._cancelled_early(prompt))
             return
-        for child in group.children:
+        group = self._groups.get(rid)
+        for child in (rid,) if group is None else group.children:
             self._loop.cancel(child)
 
     def tick(self) -> list[Event]:
+        if len(self._grammars) and not self._loop.paused:
+            self._start_compiled()
         events, self._early = self._early, []
         for event in self._loop.tick():
             if event.rid in self._dropped:
@@ -108,7 +118,7 @@ class CausalLMService:
             case Pause(mode):
                 self._loop.paused = True
                 if mode is PauseMode.ABORT:
-                    self._loop.cancel_all()
+                    self._cancel_all()
                 elif mode is PauseMode.RETRACT:
                     self._loop.push_back_all()
                 return True
@@ -116,14 +126,14 @@ class CausalLMService:
                 self._loop.paused = False
                 return True
             case Flush():
-                return self._loop.idle
+                return self._loop.idle and not len(self._grammars)
 
     def statistics(self) -> LoopStatistics:
         cache = self._engine.resource("kv")
         assert isinstance(cache, KVCache)
         return LoopStatistics(
             num_running=self._loop.num_running,
-            num_waiting=self._loop.num_waiting,
+            num_waiting=self._loop.num_waiting + len(self._grammars),
             num_steps=self._loop.num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
@@ -135,21 +145,66 @@ class CausalLMService:
         )
 
     def close(self) -> None:
-        self._loop.cancel_all()
+        self._cancel_all()
+        self._grammars.close()
         self._engine.shutdown()
 
-    def _sequences(self, rid: str, request: GenerateRequest) -> list[Sequence]:
+    def _prompt(self, rid: str, request: GenerateRequest) -> Prompt:
         if _SEPARATOR in rid:
             raise InvalidRequestError(f"rid={rid!r} must not hold a NUL character", field="rid")
-        prompt_ids = request.input_ids
-        if prompt_ids is None:
+        if request.detokenize:
+            self._text_tokenizer()
+        ids = request.input_ids
+        if ids is None:
             assert request.prompt is not None
-            prompt_ids = tuple(self._text_tokenizer().encode(request.prompt))
-            check_prompt(len(prompt_ids), request, self.limits)
+            ids = tuple(self._text_tokenizer().encode(request.prompt))
+            check_prompt(len(ids), request, self.limits)
+        return Prompt(rid, request, ids)
+
+    def _start(self, prompt: Prompt, grammar: TokenGrammar | None) -> None:
+        """Queue a request's sequences, each at the start of its own copy of `grammar`."""
+        rid, priority = prompt.rid, prompt.request.priority
+        sequences = self._sequences(prompt, grammar)
+        if len(sequences) == 1:
+            self._loop.start(rid, sequences[0], priority)
+            return
+        children = tuple(f"{rid}{_SEPARATOR}{index}" for index in range(len(sequences)))
+        self._groups[rid] = _Group(children)
+        for child, sequence in zip(children, sequences, strict=True):
+            self._parents[child] = rid
+            self._loop.start(child, sequence, priority)
+
+    def _sequences(self, prompt: Prompt, grammar: TokenGrammar | None) -> list[Sequence]:
+        request = prompt.request
         return [
-            Sequence(rid, request, prompt_ids, self._sequence_limits, self._text(request), index)
+            Sequence(
+                prompt.rid,
+                request,
+                prompt.ids,
+                self._sequence_limits,
+                self._text(request),
+                index,
+                None if grammar is None else grammar.copy(),
+            )
             for index in range(request.sampling.n)
         ]
+
+    def _start_compiled(self) -> None:
+        patient = not (self._early or self._loop.busy)
+        for prompt, grammar in self._grammars.take(patient=patient):
+            if isinstance(grammar, TokenGrammar):
+                self._start(prompt, grammar)
+            else:
+                self._early.append(Failed(prompt.rid, grammar))
+
+    def _cancel_all(self) -> None:
+        self._early.extend(map(self._cancelled_early, self._grammars.remove_all()))
+        self._loop.cancel_all()
+
+    def _cancelled_early(self, prompt: Prompt) -> Final:
+        """The end of a request that was cancelled before it could run."""
+        outputs = [one.output(cancelled=True) for one in self._sequences(prompt, None)]
+        return Final(prompt.rid, _combined(outputs), cancelled=True)
 
     def _text(self, request: GenerateRequest) -> TextOutput | None:
         if not request.detokenize:
@@ -195,7 +250,8 @@ class CausalLMService:
                 if len(group.outputs) < len(group.children):
                     return []
                 del self._groups[rid]
-                return [Final(rid, _combined(group), cancelled=group.cancelled)]
+                outputs = [group.outputs[child] for child in group.children]
+                return [Final(rid, _combined(outputs), cancelled=group.cancelled)]
             case Failed(child, error):
                 return self._fail_group(rid, group, child, error)
 
@@ -217,8 +273,8 @@ def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
     return msgspec.structs.replace(delta, prompt_logprobs=None)
 
 
-def _combined(group: _Group) -> GenerateOutput:
-    outputs = [group.outputs[child] for child in group.children]
+def _combined(outputs: list[GenerateOutput]) -> GenerateOutput:
+    """The outputs of one prompt's completions as one."""
     return msgspec.structs.replace(
         outputs[0],
         completions=tuple(output.completions[0] for output in outputs),

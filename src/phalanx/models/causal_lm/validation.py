@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.errors import InvalidRequestError
+from phalanx.models.causal_lm.grammar import check_grammar
 from phalanx.processing.text import compile_stop_regex
 from phalanx.schema.generate import GenerateRequest
 from phalanx.schema.limits import Limits
@@ -20,6 +21,7 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     if request.logprobs is not None:
         _check_ids("token_ids_logprob", request.logprobs.token_ids, limits)
     compile_stop_regex(request.sampling.stop_regex)
+    check_grammar(request.sampling)
 
 
 def check_prompt(length: int, request: GenerateRequest, limits: Limits) -> None:

@@ -1,0 +1,368 @@
+"""Structured output of SmolLM2: what it writes is what its schema, expression or rules describe."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from phalanx.errors import InvalidRequestError
+from phalanx.models.causal_lm.entry import CausalLM
+from phalanx.models.causal_lm.grammar import MAX_CHARACTERS
+from phalanx.schema.control import Continue, Flush, Pause, PauseMode
+from phalanx.schema.generate import Abort, GenerateRequest, Length, LogprobOptions, Stop
+from phalanx.schema.limits import Limits
+from phalanx.schema.sampling import SamplingParams
+from tests.models.driver import Drive, load
+from tests.models.test_greedy import chat_ids
+
+EOS = 2
+DATE = r"(19|20)\d{2}-[01]\d-[0-3]\d"
+
+
+class Person(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    age: int
+    tags: list[str]
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    sides: int | None
+    closed: bool
+
+
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": False,
+    }
+)
+SHAPE = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["circle", "square", "blob"]},
+            "sides": {"anyOf": [{"type": "integer", "maximum": 99}, {"type": "null"}]},
+            "closed": {"type": "boolean"},
+        },
+        "required": ["kind", "sides", "closed"],
+        "additionalProperties": False,
+    }
+)
+LIST = 'root ::= item (", " item){2}\nitem ::= [a-z]{2,8}'
+
+
+def request(model, prompt="Describe a person as JSON.", **sampling) -> GenerateRequest:
+    params = {"temperature": 0.0, "max_new_tokens": 80, **sampling}
+    return GenerateRequest(
+        input_ids=chat_ids(model, prompt),
+        sampling=SamplingParams(**params),
+        logprobs=LogprobOptions(),
+    )
+
+
+def texts(output) -> list[str]:
+    return [completion.text for completion in output.completions]
+
+
+def by_schema(kind):
+    return lambda text: msgspec.json.decode(text, type=kind)
+
+
+def by_regex(expression):
+    def check(text):
+        assert re.fullmatch(expression, text, re.ASCII)
+
+    return check
+
+
+CASES = [
+    ({"json_schema": PERSON}, by_schema(Person)),
+    ({"json_schema": PERSON, "temperature": 1.0, "n": 3}, by_schema(Person)),
+    ({"json_schema": SHAPE, "temperature": 1.5, "n": 2}, by_schema(Shape)),
+    ({"json_schema": '{"enum": [1, "two", null]}'}, by_schema(int | str | None)),
+    ({"json_schema": '{"const": {"a": [true]}}'}, by_schema(dict[str, list[bool]])),
+    ({"regex": DATE}, by_regex(DATE)),
+    ({"regex": DATE, "temperature": 2.0, "n": 3}, by_regex(DATE)),
+    ({"regex": r"\w{3}/\d+\.", "temperature": 2.0}, by_regex(r"\w{3}/\d+\.")),
+    ({"ebnf": LIST}, by_regex(r"[a-z]{2,8}(, [a-z]{2,8}){2}")),
+    ({"ebnf": 'root ::= "yes" | "no"', "temperature": 1.0}, by_regex("yes|no")),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"pool_tokens": 176}], ids=["roomy", "pushed back"])
+def test_what_is_written_is_what_is_described(smollm2, options):
+    """All together, and beside requests without a grammar, which it leaves alone."""
+    plain = request(smollm2, "List three fruits.", max_new_tokens=12)
+    requests = [request(smollm2, sampling_seed=3, **sampling) for sampling, _ in CASES]
+    drive = Drive(smollm2, **options)
+    *outputs, beside = drive.run(*requests, plain)
+    for (_, check), output in zip(CASES, outputs, strict=True):
+        for completion in output.completions:
+            assert isinstance(completion.finish_reason, Stop), completion
+            check(completion.text)
+            assert len(completion.logprobs.values) == len(completion.token_ids)
+    [alone] = Drive(smollm2).run(plain)
+    assert beside.completions[0].token_ids == alone.completions[0].token_ids
+    assert (drive.service.statistics().num_retractions > 0) == bool(options)
+
+
+def test_seeds_reproduce_whatever_else_runs(smollm2):
+    """Pushed back in the middle, each output goes on where its grammar stood."""
+    seeded = request(smollm2, regex=DATE, temperature=1.5, sampling_seed=8, n=2)
+    [alone] = Drive(smollm2).run(seeded)
+    drive = Drive(smollm2)
+    drive.start("seeded", seeded)
+    drive.start("other", request(smollm2, json_schema=PERSON, max_new_tokens=12))
+    while len(drive.deltas["seeded"]) < 8:
+        drive.tick()
+    drive.service.control(Pause(PauseMode.RETRACT))
+    drive.service.control(Continue())
+    drive.finish()
+    assert drive.output("seeded").num_retractions == 2
+    assert texts(drive.output("seeded")) == texts(alone)
+    assert len(set(texts(alone))) == 2
+
+
+def test_the_grammar_ends_the_output(smollm2):
+    """At its last token where nothing may follow, at the end of text where more could."""
+    closed, open_ended = Drive(smollm2).run(
+        request(smollm2, regex="(cat|dog)"),
+        request(smollm2, "Say yes.", regex="[Yy]es.{0,3}"),
+    )
+    [completion] = closed.completions
+    assert completion.finish_reason == Stop()
+    assert EOS not in completion.token_ids
+    assert completion.text in ("cat", "dog")
+    [completion] = open_ended.completions
+    assert completion.finish_reason in (Stop(), Stop(EOS))
+
+
+@pytest.mark.parametrize("schema", ["$$ANY$$", "true", '{"type": "object"}'])
+def test_any_object(tiny, schema):
+    """A model that speaks noise still writes JSON, or is cut off in the middle of it."""
+    asked = GenerateRequest(
+        prompt="a", sampling=SamplingParams(json_schema=schema, max_new_tokens=100, n=8)
+    )
+    [output] = Drive(tiny, pool_tokens=2048).run(asked)
+    ends = [completion.finish_reason for completion in output.completions]
+    for completion in output.completions:
+        assert completion.text
+        if isinstance(completion.finish_reason, Stop):
+            value = json.loads(completion.text)
+            assert schema == "true" or isinstance(value, dict)
+    assert Stop(EOS) in ends or Stop() in ends
+
+
+def test_other_ends_come_first(smollm2):
+    cut, stopped, by_token = Drive(smollm2).run(
+        request(smollm2, json_schema=PERSON, max_new_tokens=4),
+        request(smollm2, regex="[ab]{9}stop[ab]{9}", stop=("op",), stop_token_ids=()),
+        request(smollm2, regex="[0-9]{30}", stop_token_ids=tuple(range(32, 42))),
+    )
+    assert cut.completions[0].finish_reason == Length(4)
+    assert stopped.completions[0].finish_reason == Stop("op")
+    assert re.fullmatch("[ab]{9}st", texts(stopped)[0])
+    assert isinstance(by_token.completions[0].finish_reason, Stop)
+
+
+def test_least_number_of_tokens(smollm2):
+    """No end before it where the grammar goes on; the grammar's own end comes first."""
+    longer, finite, nothing = Drive(smollm2).run(
+        request(smollm2, regex="[a-z ]*", min_new_tokens=15, max_new_tokens=16),
+        request(smollm2, regex="ok", min_new_tokens=15),
+        request(smollm2, regex="", min_new_tokens=15, ignore_eos=True),
+    )
+    assert len(longer.completions[0].token_ids) >= 15
+    assert re.fullmatch("[a-z ]+", texts(longer)[0])
+    assert texts(finite) == ["ok"]
+    assert finite.completions[0].finish_reason == Stop()
+    assert texts(nothing) == [""]
+    assert nothing.completions[0].finish_reason == Stop()
+
+
+def test_characters_of_many_tokens_stay_whole(smollm2):
+    """An emoji and two ideographs that the vocabulary spells in bytes."""
+    written = "😀🦜 北京 ok"
+    drive = Drive(smollm2)
+    [output] = drive.run(request(smollm2, regex=written))
+    assert texts(output) == [written]
+    [deltas] = drive.deltas.values()
+    assert len(deltas) > len(written)
+    assert "\ufffd" not in "".join(delta.text for delta in deltas)
+    assert [delta.text for delta in deltas if delta.text == ""]
+
+
+def test_compiled_grammars_are_kept(smollm2):
+    drive = Drive(smollm2)
+    asked = request(smollm2, regex="kept|held")
+    drive.start("first", asked)
+    assert drive.service.statistics().num_waiting == 1
+    drive.start("same", asked)
+    drive.finish()
+    drive.start("again", asked)
+    drive.tick()
+    assert "again" in drive.scheduled
+    drive.finish()
+    assert len({texts(drive.output(rid))[0] for rid in drive.ended}) == 1
+
+
+def test_the_loop_goes_on_while_a_grammar_compiles(smollm2):
+    """A request that came later, and needs none, is not held up."""
+    drive = Drive(smollm2)
+    drive.start("structured", request(smollm2, json_schema=PERSON))
+    drive.start("plain", request(smollm2, max_new_tokens=1))
+    drive.tick()
+    assert "plain" in drive.ended
+    drive.finish()
+    by_schema(Person)(texts(drive.output("structured"))[0])
+
+
+def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
+    drive = Drive(smollm2)
+    for rid in ("cancelled", "kept", "aborted"):
+        drive.start(rid, request(smollm2, regex=f"{rid}|other", n=2))
+    assert not drive.service.control(Flush())
+    drive.service.control(Pause(PauseMode.IN_PLACE))
+    assert not drive.service.busy
+    drive.service.cancel("cancelled")
+    drive.tick()
+    drive.service.control(Continue())
+    while "kept" not in drive.ended:
+        drive.tick()
+    drive.start("late", request(smollm2, regex="never compiled before"))
+    drive.service.control(Pause(PauseMode.ABORT))
+    drive.tick()
+    drive.service.control(Continue())
+    drive.finish()
+    for rid in ("cancelled", "late"):
+        event = drive.ended[rid]
+        assert event.cancelled
+        assert all(one.finish_reason == Abort() for one in event.payload.completions)
+        assert all(one.token_ids == () for one in event.payload.completions)
+    assert set(texts(drive.output("kept"))) <= {"kept", "other"}
+    drive.service.close()
+
+
+def test_close_while_a_grammar_compiles(smollm2):
+    drive = Drive(smollm2)
+    drive.start("structured", request(smollm2, json_schema=PERSON))
+    drive.service.close()
+    drive.tick()
+    assert drive.ended["structured"].cancelled
+
+
+LIMITS = Limits(context_length=512, vocab_size=49152)
+NESTED = '{"items": ' * 2000 + "{}" + "}" * 2000
+BAD = [
+    ("json_schema", "{", "not JSON"),
+    ("json_schema", "[1]", "JSON object"),
+    ("json_schema", '{"type": "flurb"}', "flurb"),
+    ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "greater than maximum"),
+    ("json_schema", "false", "nothing matches"),
+    ("json_schema", '{"not": {}}', "not"),
+    ("json_schema", '{"type": "string", "pattern": "("}', ""),
+    ("regex", "(", "unclosed group"),
+    ("regex", "a(?=b)", "look-around"),
+    ("regex", r"(a)\1", ""),
+    ("regex", "a" * (MAX_CHARACTERS["regex"] + 1), "at most 65536 characters"),
+    ("ebnf", "root ::= (", "GBNF"),
+    ("ebnf", "root ::= missing", "missing"),
+    ("ebnf", "", "root"),
+    ("ebnf", "root ::= " + "(" * 1000 + '"a"' + ")" * 1000, "GBNF"),
+]
+
+
+@pytest.mark.parametrize(("field", "text", "named"), BAD)
+def test_bad_grammars_are_refused_before_they_are_queued(field, text, named):
+    asked = GenerateRequest(prompt="x", sampling=SamplingParams(**{field: text}))
+    with pytest.raises(InvalidRequestError) as caught:
+        CausalLM.validate(asked, LIMITS)
+    assert caught.value.field == field
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("regex", r"a[^\s\S]b"),
+        ("regex", r"[^\s\S]"),
+        ("json_schema", '{"$ref": "#"}'),
+        ("json_schema", NESTED),
+        ("regex", "(" + "a" * 5000),
+        ("ebnf", "root ::= root"),
+        ("ebnf", 'root ::= "' + "a" * 5000),
+    ],
+)
+def test_what_nothing_matches_is_refused_at_the_start(smollm2, field, text):
+    asked = request(smollm2, **{field: text})
+    CausalLM.validate(asked, LIMITS)
+    drive = Drive(smollm2)
+    drive.start("bad", asked)
+    drive.start("good", request(smollm2, regex="ok"))
+    drive.finish()
+    error = drive.error("bad")
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == field
+    assert texts(drive.output("good")) == ["ok"]
+
+
+def test_without_the_optional_package():
+    """In a process that cannot import it, only requests with a grammar are refused."""
+    script = """
+import sys
+sys.modules["llguidance"] = None
+from phalanx.errors import InvalidRequestError
+from phalanx.models.causal_lm.validation import check_request
+from phalanx.schema.generate import GenerateRequest
+from phalanx.schema.limits import Limits
+from phalanx.schema.sampling import SamplingParams
+check_request(GenerateRequest(prompt="x"), Limits())
+try:
+    check_request(GenerateRequest(prompt="x", sampling=SamplingParams(regex="a")), Limits())
+except InvalidRequestError as error:
+    print(error.field, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("regex ")
+    assert "pip install phalanx[structured]" in done.stdout
+
+
+def test_at_most_one_grammar():
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        SamplingParams(regex="a", json_schema="{}")
+
+
+def test_without_a_tokenizer(tiny_dir, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(tiny_dir / name)
+    drive = Drive(load(tmp_path))
+    drive.start(
+        "a", GenerateRequest(input_ids=(5,), detokenize=False, sampling=SamplingParams(regex="a"))
+    )
+    drive.finish()
+    assert "no tokenizer" in str(drive.error("a"))
+
+
+def test_ids_alone(tiny):
+    """Grammars need no text of the output."""
+    asked = GenerateRequest(
+        prompt="a", detokenize=False, sampling=SamplingParams(regex="the (sea|end)", n=2)
+    )
+    [output] = Drive(tiny).run(asked)
+    for completion in output.completions:
+        assert completion.text is None
+        assert tiny.tokenizer.decode(completion.token_ids) in ("the sea", "the end")
