@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
@@ -87,3 +88,32 @@ def gated(build, gate):
 @pytest.fixture
 def echo(build):
     return build("echo")
+
+
+@pytest.fixture
+def interrupt_when():
+    """Interrupts the main thread as Ctrl-C does, as soon as the given wait returns."""
+    handled = threading.Event()
+    threads = []
+
+    def handler(number, frame):
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
+
+    def interrupt_when(wait):
+        def interrupt():
+            wait()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            # A signal just before a thread blocks is noticed only when it is sent again.
+            while not handled.wait(0.05):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        threads.append(threading.Thread(target=interrupt))
+        threads[-1].start()
+
+    before = signal.signal(signal.SIGINT, handler)
+    yield interrupt_when
+    for thread in threads:
+        thread.join()
+    signal.signal(signal.SIGINT, before)

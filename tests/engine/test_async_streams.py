@@ -6,8 +6,11 @@ import gc
 import pytest
 
 from phalanx import EngineUnavailableError, RequestFailedError
+from phalanx.engine.async_streams import AsyncSink
 from phalanx.engine.executors.loop_thread import Close
+from phalanx.engine.mailbox import Mailbox
 from phalanx.errors import StreamStalledError
+from phalanx.plugin import Delta
 from phalanx.schema.control import Pause
 from phalanx.testing import CountDelta, CountOutput, CountRequest, Fault
 
@@ -73,6 +76,45 @@ def test_one_wake_up_a_tick_for_all_streams(build, gate):
         runner.run(main())
     # One tick ends the blocker, four serve the seven streams.
     assert 1 <= loop.num_wakeups <= 5
+
+
+def test_one_wake_up_for_all_ticks_that_a_busy_event_loop_missed(build, gate):
+    engine = build(before_tick=gate)
+    loop = CountingLoop()
+
+    async def main():
+        task = asyncio.create_task(collect(engine.astream(CountRequest(count=5))))
+        await asyncio.sleep(0)
+        gate.await_tick()
+        loop.num_wakeups = 0
+        for _ in range(3):
+            gate.let_pass()
+            gate.await_tick()
+        assert loop.num_wakeups == 1
+        gate.open()
+        assert (await task)[0].numbers[:3] == (0, 1, 2)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main())
+
+
+def test_output_that_arrives_while_a_reader_turns_to_waiting_is_seen(clock):
+    class Racing(asyncio.SelectorEventLoop):
+        def create_future(self):
+            if arriving:
+                sink.put(arriving.pop(), 0.0)
+            return super().create_future()
+
+    loop = Racing()
+    arriving = []
+    sink = AsyncSink(Mailbox(loop), clock)
+
+    async def main():
+        arriving.append(Delta("r", "late"))
+        return await sink.next()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(main()) == Delta("r", "late")
 
 
 def test_a_failed_request_raises(counting):
@@ -154,7 +196,7 @@ def test_a_closed_event_loop_does_not_hurt_the_engine(gated, gate):
     gate.open()
     assert gated.step(CountRequest(count=3)) == CountOutput((0, 1, 2))
     # Its request was cancelled, since nobody can read it any more.
-    assert gated.control(Pause())
+    assert gated.statistics().num_in_flight == 0
     assert gated.statistics().num_cancelled == 1
     assert gated.statistics().loop.num_generated_tokens < 1000
     del stream

@@ -8,7 +8,7 @@ import pytest
 from phalanx import Engine, InvalidRequestError, RequestFailedError
 from phalanx.errors import EngineOverloadedError
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
-from phalanx.testing import Counting, CountOutput, CountRequest, Fault
+from phalanx.testing import Counting, CountingArgs, CountOutput, CountRequest, Fault
 
 
 def numbers(count):
@@ -196,6 +196,32 @@ def test_pause_abort_answers_when_the_aborted_have_ended(gated, gate):
     assert late.result() == numbers(1)
 
 
+@Engine.register
+class AbortsSlowly(Counting):
+    """Reports one cancelled request a tick."""
+
+    name = "aborts_slowly"
+
+    def tick(self):
+        waiting = self._state.cancelled[1:]
+        del self._state.cancelled[1:]
+        events = super().tick()
+        self._state.cancelled.extend(waiting)
+        return events
+
+
+def test_pause_abort_waits_as_many_ticks_as_it_takes(build, gate):
+    engine = build("aborts_slowly", CountingArgs(before_tick=gate))
+    futures = [engine.submit(CountRequest(count=1000)) for _ in range(4)]
+    gate.await_tick()
+    gate.let_pass()
+    gate.await_tick()
+    answer = engine._executor._loop.control(Pause())
+    gate.open()
+    assert answer.result()
+    assert all(future.done() for future in futures)
+
+
 def test_pause_abort_of_an_idle_engine(counting):
     assert counting.control(Pause())
     assert counting.control(Continue())
@@ -243,3 +269,12 @@ def test_properties(counting):
     assert counting.args.plugin == "counting"
     assert counting.version == "default"
     assert not counting.closed
+
+
+def test_an_interrupted_step_cancels_its_request(gated, gate, interrupt_when):
+    interrupt_when(gate.await_tick)
+    with pytest.raises(KeyboardInterrupt):
+        gated.step(CountRequest(count=1000))
+    gate.open()
+    assert gated.step(CountRequest(count=3)) == numbers(3)
+    assert gated.statistics().num_cancelled == 1

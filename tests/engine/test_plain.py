@@ -258,3 +258,29 @@ def test_close_in_a_futures_callback(echo, block):
     block.release.set()
     closed.wait()
     assert echo.entry.num_closes == 1
+
+
+def test_close_waits_for_a_step_in_its_callers_thread(echo, block):
+    stepped = in_thread(echo.step, EchoRequest("running", before=block))
+    block.entered.wait()
+    closings = [in_thread(echo.close) for _ in range(2)]
+    with echo._executor._changed:
+        echo._executor._changed.wait_for(lambda: echo._executor._closing)
+    assert echo.entry.num_closes == 0
+    block.release.set()
+    for closing in closings:
+        closing.result()
+    assert stepped.result().text == "running"
+    assert echo.entry.num_closes == 1
+
+
+def test_an_interrupted_step_leaves_the_queue(echo, block, interrupt_when):
+    running = echo.submit(EchoRequest("running", before=block))
+    block.entered.wait()
+    interrupt_when(lambda: until_live(echo, "waiting"))
+    with pytest.raises(KeyboardInterrupt):
+        echo.step(EchoRequest("waiting"), rid="waiting")
+    block.release.set()
+    assert running.result().text == "running"
+    assert echo.step(EchoRequest("next"), rid="waiting").text == "next"
+    assert echo.statistics().num_cancelled == 1

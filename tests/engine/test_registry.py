@@ -35,7 +35,8 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
     with pytest.raises(ConfigurationError) as caught:
         Engine(EngineArgs("countin", CountingArgs()))
     message = str(caught.value)
-    assert "plugin 'countin' is not known; known are causal_lm, counting" in message
+    assert message.startswith("plugin 'countin' is not known; known are ")
+    assert {"causal_lm,", "counting,", "echo,"} <= set(message.split())
     assert message.endswith("did you mean 'counting'?")
     with pytest.raises(ConfigurationError, match="plugin 3 must be a plugin's name"):
         Engine(EngineArgs(3, CountingArgs()))

@@ -5,7 +5,9 @@ import gc
 import pytest
 
 from phalanx import RequestFailedError
+from phalanx.engine.sinks import UnreadEvents
 from phalanx.errors import StreamStalledError
+from phalanx.plugin import Delta, Failed
 from phalanx.schema.control import Pause
 from phalanx.testing import CountDelta, CountOutput, CountRequest, Fault
 
@@ -67,8 +69,10 @@ def test_a_stream_that_ends_early_cancels_its_request(gated, gate, how):
 
 def test_a_finished_stream_cancels_nothing_when_dropped(gated, gate):
     stream = gated.stream(CountRequest(count=1), rid="same")
+    live = gated._requests.find("same")
     gate.let_pass()
     assert list(stream)
+    assert not live.cancelled
     again = gated.submit(CountRequest(count=3), rid="same")
     stream.close()
     del stream
@@ -112,3 +116,26 @@ def test_the_loop_never_waits_for_a_reader(counting):
     unread = [counting.stream(CountRequest(count=100)) for _ in range(4)]
     assert counting.step(CountRequest(count=500)) == CountOutput(tuple(range(500)))
     assert all(len(list(stream)) == 2 for stream in unread)
+
+
+def test_what_comes_after_the_end_is_dropped(clock):
+    unread = UnreadEvents(clock)
+    unread.append(Failed("r", ValueError("ended")), 0.0)
+    unread.append(Delta("r", CountDelta((1,))), 0.0)
+    assert isinstance(unread.take(), Failed)
+    assert unread.take() is None
+
+
+def test_deltas_that_cannot_be_joined_stay_apart(clock):
+    class Word(str):
+        def merged(self, later):
+            return None
+
+    unread = UnreadEvents(clock)
+    payloads = ["plain", "text", CountDelta((1,)), CountDelta((2,)), Word("a"), Word("b")]
+    for payload in payloads:
+        unread.append(Delta("r", payload), 0.0)
+    taken = [unread.take().payload for _ in range(5)]
+    assert taken == ["plain", "text", CountDelta((1, 2)), "a", "b"]
+    assert unread.take() is None
+    assert unread.waiting_since_s is None

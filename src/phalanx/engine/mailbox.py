@@ -6,7 +6,6 @@ A step that produced output for many streams costs one system call, not one for 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Protocol
 
 
@@ -23,12 +22,12 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._ready: deque[Waker] = deque()
+        self._ready: set[Waker] = set()
         self._scheduled = False
 
     def add(self, waker: Waker) -> None:
         """From any thread: wake this stream at the next `wake`."""
-        self._ready.append(waker)
+        self._ready.add(waker)
 
     def wake(self) -> bool:
         """From any thread: wake what was added; False where the event loop is closed."""
@@ -47,4 +46,4 @@ class Mailbox:
         # Cleared first: what is added from here on either is drained below or schedules anew.
         self._scheduled = False
         while self._ready:
-            self._ready.popleft().wake()
+            self._ready.pop().wake()

@@ -110,10 +110,9 @@ class RequestTable:
 
     def schedule(self, live: LiveRequest) -> None:
         """The request's first step begins."""
-        if live.scheduled_s is None:
-            live.scheduled_s = self._clock.monotonic_s()
-            with self._lock:
-                self._queue_time_s += live.scheduled_s - live.submitted_s
+        live.scheduled_s = self._clock.monotonic_s()
+        with self._lock:
+            self._queue_time_s += live.scheduled_s - live.submitted_s
 
     def deliver(self, events: Iterable[Event]) -> list[LiveRequest]:
         """Pass a step's events on; returns the requests whose reader is gone, to be cancelled."""

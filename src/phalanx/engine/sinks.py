@@ -114,7 +114,7 @@ class UnreadEvents:
 
     def _joined(self, earlier: Delta, later: Output) -> Delta | None:
         payload = earlier.payload
-        if not isinstance(later, Delta):
+        if not isinstance(later, Delta) or type(later.payload) is not type(payload):
             return None
         # Asking a Protocol is slow, so the answer is kept for the class.
         if type(payload) is not self._mergeable:

@@ -141,6 +141,7 @@ class SerialExecutor:
             if self._closing:
                 raise self._requests.unavailable()
             self._queue.append(turn)
+            self._changed.notify_all()
             self._changed.wait_for(lambda: sink.future.done() or self._is_next(turn))
             if not sink.future.done():
                 self._take()
