@@ -12,7 +12,11 @@ __all__ = ["DeviceBackend", "create_backend"]
 
 def create_backend(target: str) -> DeviceBackend:
     """The backend of a device target (`cpu`, `cuda` or `cuda:N`)."""
-    device = torch.device(target)
+    refusal = f"device target {target!r} is not supported; allowed: cpu, cuda[:N]"
+    try:
+        device = torch.device(target)
+    except RuntimeError as error:
+        raise ConfigurationError(refusal) from error
     if device.type == "cpu":
         from phalanx.device.cpu import CpuBackend
 
@@ -21,4 +25,4 @@ def create_backend(target: str) -> DeviceBackend:
         from phalanx.device.cuda import CudaBackend
 
         return CudaBackend(device)
-    raise ConfigurationError(f"device target {target!r} is not supported; allowed: cpu, cuda[:N]")
+    raise ConfigurationError(refusal)
