@@ -178,10 +178,12 @@ def test_a_step_on_released_memory_is_refused_for_good():
     engine = cache_reader_engine(4, 2)
     engine.release(frozenset({"kv_cache"}))
     stepping = Stepping(engine)
-    stepping.open("x", (1, 2, 3))
-    reason = stepping.step(x=0).admit_error
+    for rid in "xy":
+        stepping.open(rid, (1, 2, 3))
+    reason = stepping.step(x=0, y=0).admit_error
     assert isinstance(reason, AdmitRuntimeError)
-    assert reason.request_id is None
+    assert reason.request_id is None, "all rows are concerned"
+    assert stepping.step(x=0).admit_error.request_id == "x", "all rows, and there is one"
 
 
 def test_shutdown_cleans_up_every_resource():

@@ -8,7 +8,7 @@ and its neighbours finish.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from phalanx.errors import ConfigurationError, RequestFailedError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.declaration import StepContext, SubmoduleStep
-from phalanx.step.outcomes import ADMITTED, AdmitOutcome, StepOutcome
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RefusalReason, StepOutcome
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -51,6 +51,15 @@ class _Unit:
 
 def _unit(walk: str, rows: tuple[StepRow, ...], inputs: tuple[Any, ...]) -> _Unit:
     return _Unit(rows, inputs, StepContext(tuple(row.request_id for row in rows), walk))
+
+
+def _reason(refused: StepOutcome, unit: _Unit) -> RefusalReason:
+    """Why a unit was refused; a reason for all its rows names the one there is."""
+    reason = refused.outcome.reason
+    assert reason is not None, f"{refused.failed_resource!r} refused without a reason"
+    if reason.request_id is None and len(unit.rows) == 1:
+        return replace(reason, request_id=unit.rows[0].request_id)
+    return reason
 
 
 @dataclass
@@ -265,9 +274,7 @@ class StepEngine:
             else:
                 for earlier in admitted:
                     self._unadmit(earlier)
-                reason = made.value.outcome.reason
-                assert reason is not None, f"{made.value.failed_resource} refused without a reason"
-                batch.register_admit_error(reason, made.value.failed_resource)
+                batch.register_admit_error(_reason(made.value, unit), made.value.failed_resource)
                 return []
         return admitted
 
