@@ -214,10 +214,12 @@ def test_pause_abort_waits_as_many_ticks_as_it_takes(build, gate):
     engine = build("aborts_slowly", CountingArgs(before_tick=gate))
     futures = [engine.submit(CountRequest(count=1000)) for _ in range(4)]
     gate.await_tick()
-    gate.let_pass()
-    gate.await_tick()
     answer = engine._executor._loop.control(Pause())
-    gate.open()
+    for _ in range(4):
+        gate.let_pass()
+        gate.await_tick()
+        assert not answer.done()
+    gate.let_pass()
     assert answer.result()
     assert all(future.done() for future in futures)
 

@@ -127,7 +127,10 @@ def run_python(program):
 SERVE = """
 from phalanx import DeviceConfig, Engine, EngineArgs, EngineConfig
 from phalanx.testing import Counting, CountingArgs, CountRequest
-Engine.register(Counting)
+class Loud(Counting):
+    def close(self):
+        print("closed")
+Engine.register(Loud)
 config = EngineConfig(device=DeviceConfig("cpu", "float32"))
 engine = Engine(EngineArgs("counting", CountingArgs(), config))
 assert engine.step(CountRequest(count=2)).numbers == (0, 1)
@@ -150,4 +153,4 @@ def test_r8_inline_starts_no_process_and_opens_no_port_and_may_be_forgotten():
         "print(''.join(children).split(), [link for link in links if link.startswith('socket')])\n"
         "future = engine.submit(CountRequest(count=1000))\n"
     )
-    assert run_python(program).strip() == "[] []"
+    assert run_python(program).splitlines() == ["[] []", "closed"]
