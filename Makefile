@@ -9,7 +9,7 @@ help:
 	@echo "make test       everything that must hold before a change goes in (= make check)"
 	@echo "make test-long  fault injection, fuzzing, real peers: minutes more"
 	@echo "make lint       format, lint, types and layering alone"
-	@echo "make clean      remove .venv and caches of the tools"
+	@echo "make clean      remove the environments and the caches of the tools"
 
 setup: $(VENV)/.installed
 
@@ -34,7 +34,8 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-long: setup
+	$(BIN)/python scripts/peer_env.py router
 	$(BIN)/python -m pytest -m long
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
