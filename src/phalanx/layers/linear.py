@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phalanx.layers.int8_weight import Int8Weight
-from phalanx.layers.onednn_weight import OneDnnWeight, onednn_packs
-from phalanx.layers.packed_weight import PackedWeight
+from phalanx.device.operators.base import Operators, PackedWeight
+from phalanx.device.operators.torch_operators import TorchOperators
 
 
 class Linear(nn.Module):
@@ -40,6 +39,7 @@ class Linear(nn.Module):
         else:
             self.register_parameter("bias", None)
         self._packed: PackedWeight | None = None
+        self._operators: Operators = TorchOperators()
         self._quantization: str | None = None
 
     def tie(self, weight: nn.Parameter) -> None:
@@ -51,23 +51,25 @@ class Linear(nn.Module):
             return functional.linear(x, self.weight, self.bias)
         return self._packed.apply(x, self.bias)
 
-    def pack(self, quantization: str | None = None, *, keep_dense: bool = False) -> None:
-        """Swap in the fastest form for this weight's dtype and device, or `int8` where asked.
+    def pack(
+        self,
+        quantization: str | None = None,
+        *,
+        operators: Operators | None = None,
+        keep_dense: bool = False,
+    ) -> None:
+        """Swap in the fastest form that `operators` (plain torch's, if None) have for this weight.
 
         Without `quantization` a layer for which nothing faster exists stays as it is; `int8`
         rounds the weight, and raises `MissingDependencyError` where it cannot run.
         """
         if self._packed is not None:
             self.unpack()
-        weight = self.weight.detach()
-        if quantization == "int8":
-            self._packed = Int8Weight(weight)
-        elif weight.device.type == "cpu" and onednn_packs(weight.dtype):
-            self._packed = OneDnnWeight(weight)
-        else:
-            return
+        self._operators = operators if operators is not None else TorchOperators()
         self._quantization = quantization
-        if not keep_dense:
+        weight = self.weight.detach()
+        self._packed = self._operators.pack_weight(weight, quantization)
+        if self._packed is not None and not keep_dense:
             self.weight = _parameter(torch.empty_like(weight, device="meta"))
 
     def unpack(self) -> None:
@@ -87,7 +89,7 @@ class Linear(nn.Module):
         self._packed = None
         self.weight = _parameter(weight.to(self.weight.dtype))
         if was_packed:
-            self.pack(self._quantization, keep_dense=keep_dense)
+            self.pack(self._quantization, operators=self._operators, keep_dense=keep_dense)
 
     @property
     def packed_bytes(self) -> int:

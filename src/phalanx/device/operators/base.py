@@ -1,4 +1,4 @@
-"""The few fused operators that decide a step's speed, behind one interface.
+"""The few fused operators that decide a step's speed, and packed weights, behind one interface.
 
 Shapes: T tokens of a step, R rows (requests), H query heads, KV key-value heads (H is a multiple of
 KV), D head size, P pages a row, page_size tokens a page. A cache is `[pages, page_size, KV, D]`,
@@ -53,6 +53,29 @@ class HeadLayout:
     eps: float = 1e-6
 
 
+QUANTIZATIONS = (None, "int8")
+
+
+class PackedWeight(Protocol):
+    """A linear layer's weight `[out, in]` in the form that one kernel reads fastest.
+
+    Immutable and private to its process: after a weight update it is packed again.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the packed form holds."""
+        ...
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias` of `x` [T, in], in the dtype of `x`."""
+        ...
+
+    def dense(self) -> Tensor:
+        """The plain matrix, in the dtype it was packed from; exact unless quantized."""
+        ...
+
+
 class Operators(Protocol):
     """One implementation of the operators; all compute in at least the precision of `x`."""
 
@@ -92,4 +115,12 @@ class Operators(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` of `gate_up` [T, 2 width], gate first; the result is [T, width]."""
+        ...
+
+    def pack_weight(self, weight: Tensor, quantization: str | None) -> PackedWeight | None:
+        """A linear layer's `weight` in its fastest form; None where the plain matrix is that.
+
+        `int8` rounds the weights to 8 bits a channel, and each token's activations likewise when
+        the layer is applied; `MissingDependencyError` where no kernel for that exists.
+        """
         ...

@@ -10,8 +10,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from phalanx.device.operators.base import HeadLayout, PagedPlan
+from phalanx.device.operators.base import HeadLayout, PackedWeight, PagedPlan
 from phalanx.device.operators.native_build import load_native_module
+from phalanx.device.operators.native_weight import (
+    HugePageArena,
+    NativeInt8Weight,
+    NativeWeight,
+    fits,
+)
 from phalanx.device.operators.torch_operators import TorchOperators
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -19,11 +25,17 @@ LANES = 16
 
 
 class NativeOperators:
-    """`Operators` on a CPU. Head sizes that are no multiple of 16 take the torch path."""
+    """`Operators` on a CPU.
+
+    Head sizes that are no multiple of 16 take the torch path, and so do linear layers on a CPU
+    without dot-product instructions for their dtype.
+    """
 
     def __init__(self) -> None:
         self._module: ModuleType = load_native_module()
         self._torch = TorchOperators()
+        self._arena = HugePageArena(self._module)
+        self._linear_kinds = frozenset(self._module.linear_kinds())
 
     @property
     def name(self) -> str:
@@ -81,3 +93,12 @@ class NativeOperators:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         out: Tensor = self._module.silu_mul(gate_up.contiguous())
         return out
+
+    def pack_weight(self, weight: Tensor, quantization: str | None) -> PackedWeight | None:
+        kind = quantization or str(weight.dtype).removeprefix("torch.")
+        element_bytes = 1 if quantization == "int8" else weight.element_size()
+        if kind not in self._linear_kinds or not fits(weight, element_bytes):
+            return self._torch.pack_weight(weight, quantization)
+        if quantization == "int8":
+            return NativeInt8Weight(self._module, self._arena, weight)
+        return NativeWeight(self._module, self._arena, weight)

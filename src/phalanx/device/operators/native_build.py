@@ -112,7 +112,7 @@ def _build(folder: Path) -> None:
         )
     includes = [f"-I{path}" for path in cpp_extension.include_paths("cpu")]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths("cpu")]
-    logger.info("building the native operators with %s, once; this takes about 20 s", compiler)
+    logger.info("building the native operators with %s, once; this takes up to a minute", compiler)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as scratch:
         finished = Path(scratch) / "finished"

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from phalanx.device.operators.base import HeadLayout, PagedPlan
+from phalanx.device.operators.base import HeadLayout, PackedWeight, PagedPlan
+from phalanx.device.operators.int8_weight import OneDnnInt8Weight
+from phalanx.device.operators.onednn_weight import OneDnnWeight, onednn_packs
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,13 @@ class TorchOperators:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def pack_weight(self, weight: Tensor, quantization: str | None) -> PackedWeight | None:
+        if quantization == "int8":
+            return OneDnnInt8Weight(weight)
+        if weight.device.type == "cpu" and onednn_packs(weight.dtype):
+            return OneDnnWeight(weight)
+        return None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

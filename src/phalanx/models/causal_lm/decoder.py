@@ -114,11 +114,11 @@ class Decoder(nn.Module):
         out: Tensor = self.head(self.norm.add(x, residual.clone())[0])
         return out
 
-    def pack(self, quantization: str | None) -> int:
+    def pack(self, operators: Operators, quantization: str | None) -> int:
         """Give every linear layer its fastest form, one after another; returns their bytes."""
         total = 0
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack(quantization)
+                module.pack(quantization, operators=operators)
                 total += module.packed_bytes
         return total

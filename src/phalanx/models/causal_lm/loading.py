@@ -62,7 +62,7 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     decoder = Decoder(config, operators, dtype, _context_length(args, config))
     load_weights(decoder, directory, backend.device)
     decoder.to(backend.device)
-    packed_bytes = decoder.pack(args.quantization)
+    packed_bytes = decoder.pack(operators, args.quantization)
     tokenizer = None
     if (directory / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_directory(directory)

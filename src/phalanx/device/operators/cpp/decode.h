@@ -19,8 +19,10 @@ inline void score_page(
     vfloat total[kHeads] = {};
     for (int64_t d = 0; d < cache.head_dim; d += kLanes) {
       const vfloat k = load(keys + d);
+#pragma GCC unroll 4
       for (int h = 0; h < kHeads; ++h) total[h] += load(q + h * cache.head_dim + d) * k;
     }
+#pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) scores[h * stride + j] = sum(total[h]);
   }
 }
@@ -31,18 +33,24 @@ inline void mix_part(
     const PagedCache<T>& cache, const float* weights, int64_t stride, const T* values,
     int64_t count, float* out) {
   vfloat total[kHeads][kParts];
+#pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       total[h][part] = load(out + h * cache.head_dim + part * kLanes);
     }
   }
   for (int64_t j = 0; j < count; ++j, values += cache.token_stride()) {
+#pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       const vfloat v = load(values + part * kLanes);
+#pragma GCC unroll 4
       for (int h = 0; h < kHeads; ++h) total[h][part] += weights[h * stride + j] * v;
     }
   }
+#pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       store(out + h * cache.head_dim + part * kLanes, total[h][part]);
     }

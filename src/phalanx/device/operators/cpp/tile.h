@@ -22,20 +22,27 @@ struct Left {
 template <int kRows>
 inline void tile(Left a, const float* b, float* c, int64_t inner, bool add) {
   vfloat total[kRows][kPanelVectors];
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 3
     for (int j = 0; j < kPanelVectors; ++j) {
       total[i][j] = add ? load(c + i * kPanel + j * kLanes) : vfloat{};
     }
   }
   for (int64_t k = 0; k < inner; ++k) {
     vfloat row[kPanelVectors];
+#pragma GCC unroll 3
     for (int j = 0; j < kPanelVectors; ++j) row[j] = load(b + k * kPanel + j * kLanes);
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const vfloat factor = splat(a.data[i * a.row + k * a.inner]);
+#pragma GCC unroll 3
       for (int j = 0; j < kPanelVectors; ++j) total[i][j] += factor * row[j];
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 3
     for (int j = 0; j < kPanelVectors; ++j) store(c + i * kPanel + j * kLanes, total[i][j]);
   }
 }

@@ -17,18 +17,16 @@ ZERO_POINT = 128
 LARGEST = 127
 
 
-class Int8Weight:
+class OneDnnInt8Weight:
     """A `PackedWeight` that rounds: `dense()` is the nearest weight that 8 bits can hold."""
 
     def __init__(self, weight: Tensor) -> None:
-        if not int8_packs():
+        if weight.device.type != "cpu" or not _has_operator():
             raise MissingDependencyError(
                 "quantization='int8' needs a torch build with oneDNN's quantized linear operator "
                 "on a CPU; leave quantization unset or install a CPU build of torch"
             )
-        wide = weight.float()
-        self._scales = (wide.abs().amax(dim=1) / LARGEST).clamp_(min=1e-12)
-        rounded = (wide / self._scales[:, None]).round_().to(torch.int8)
+        rounded, self._scales = quantize_channels(weight)
         self._zero_points = torch.zeros(weight.shape[0], dtype=torch.int32)
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._dtype = weight.dtype
@@ -52,6 +50,13 @@ class Int8Weight:
         return (rounded.float() * self._scales).t().contiguous().to(self._dtype)
 
 
+def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` [out, in] as signed 8 bits, and the float32 scale of each channel [out]."""
+    wide = weight.float()
+    scales = (wide.abs().amax(dim=1) / LARGEST).clamp_(min=1e-12)
+    return (wide / scales[:, None]).round_().to(torch.int8), scales
+
+
 def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x` [T, width] as unsigned 8 bits around 128, and the scale of each token [T, 1]."""
     scales = x.abs().amax(dim=1, keepdim=True).float().div_(LARGEST).clamp_(min=1e-12)
@@ -60,7 +65,7 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def int8_packs() -> bool:
+def _has_operator() -> bool:
     """Whether this build of torch has oneDNN's quantized linear operator."""
     try:
         torch.ops.onednn.qlinear_prepack(torch.zeros(32, 32, dtype=torch.int8), None)
