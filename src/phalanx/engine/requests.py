@@ -232,7 +232,7 @@ class RequestTable:
 
 
 def _request_failure(error: Exception) -> Exception:
-    if isinstance(error, RequestFailedError):
+    if isinstance(error, RequestFailedError | InvalidRequestError):
         return error
     failure = RequestFailedError(str(error) or type(error).__name__)
     failure.__cause__ = error
