@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from phalanx.device.base import DeviceBackend
 from phalanx.device.cpu import CpuBackend
 from phalanx.step.declaration import Segment, StepContext
 from phalanx.step.resources.base import BuildInfo
@@ -12,7 +13,13 @@ from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, KVStep
 LAYERS, PAGE = 2, 4
 
 
-def make_cache(num_pages: int = 8, *, max_seq_len: int = 1000, page_size: int = PAGE) -> KVCache:
+def make_cache(
+    num_pages: int = 8,
+    *,
+    max_seq_len: int = 1000,
+    page_size: int = PAGE,
+    backend: DeviceBackend | None = None,
+) -> KVCache:
     config = KVConfig(
         num_layers=LAYERS,
         num_kv_heads=1,
@@ -22,7 +29,7 @@ def make_cache(num_pages: int = 8, *, max_seq_len: int = 1000, page_size: int = 
         max_seq_len=max_seq_len,
         dtype=torch.float32,
     )
-    return KVSpec("kv", frozenset({"node"}), config).build(BuildInfo(CpuBackend()))
+    return KVSpec("kv", frozenset({"node"}), config).build(BuildInfo(backend or CpuBackend()))
 
 
 def kv_step(*segments: tuple[str, int] | tuple[str, int, str], **options) -> KVStep:

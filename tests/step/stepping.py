@@ -15,9 +15,14 @@ class Stepping:
         self.states: dict[str, TokenRequest] = {}
 
     def open(
-        self, rid: str, prompt: tuple[int, ...], count: int = 3, fault: StepFault | None = None
+        self,
+        rid: str,
+        prompt: tuple[int, ...],
+        count: int = 3,
+        fault: StepFault | None = None,
+        skips: int = 0,
     ) -> TokenRequest:
-        state = self.states[rid] = TokenRequest(prompt, count, fault=fault)
+        state = self.states[rid] = TokenRequest(prompt, count, fault=fault, skips=skips)
         self.engine.add_request(rid, state, {})
         return state
 

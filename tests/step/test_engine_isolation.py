@@ -108,8 +108,7 @@ def test_skipped_rows_leave_the_step_without_an_error():
     node = CacheReader()
     stepping = stepping_of(node)
     for rid, prompt in PROMPTS.items():
-        stepping.open(rid, prompt)
-    stepping.states["b"]._skips_left = 1
+        stepping.open(rid, prompt, skips=int(rid == "b"))
     batch = stepping.step(a=0, b=0, c=0)
     assert batch.skipped == {"b"}
     assert batch.request_ids == ("a", "c")
@@ -119,28 +118,31 @@ def test_skipped_rows_leave_the_step_without_an_error():
     stepping.close()
 
 
+class ReadsTheFirstInput(CacheReader):
+    def can_batch(self, walk, rows, inputs):
+        return inputs[0] is not None
+
+
+class CannotSay(CacheReader):
+    def can_batch(self, walk, rows, inputs):
+        raise InjectedError("can_batch")
+
+
 def test_a_batch_in_which_all_rows_leave_computes_nothing():
-    node = CacheReader()
+    node = ReadsTheFirstInput()
     stepping = stepping_of(node)
     stepping.open("a", PROMPTS["a"], fault=StepFault(Stage.PREPARE))
-    stepping.open("b", PROMPTS["b"])
-    stepping.states["b"]._skips_left = 1
-    node.can_batch = lambda walk, rows, inputs: inputs[0] is not None
+    stepping.open("b", PROMPTS["b"], skips=1)
     batch = stepping.step(a=0, b=0)
     assert (batch.skipped, set(batch.failed_requests)) == ({"b"}, {"a"})
     assert node.num_forwards == 0
 
 
 def test_a_node_that_cannot_say_whether_rows_batch_fails_them():
-    node = CacheReader()
+    node = CannotSay()
     stepping = stepping_of(node)
     for rid in "ab":
         stepping.open(rid, PROMPTS[rid])
-
-    def can_batch(walk, rows, inputs):
-        raise InjectedError("can_batch")
-
-    node.can_batch = can_batch
     batch = stepping.step(a=0, b=0)
     assert set(batch.failed_requests) == {"a", "b"}
     assert node.num_forwards == 0
@@ -224,27 +226,29 @@ def test_an_unknown_resource_is_named_with_those_there_are():
     assert str(error).endswith("['nowhere']; it has ['kv', 'positions', 'probe']")
 
 
+class Reusing(CacheReader):
+    """Gives views of one buffer, as a captured forward does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = torch.zeros(4, dtype=torch.int64)
+
+    def forward(self, prepared):
+        column = super().forward(prepared).columns["token"]
+        view = self.buffer[: len(column.values)]
+        view.copy_(column.values)
+        return NodeOutputs(
+            {"token": Column(column.request_ids, view)},
+            {rid: {"again": view[index]} for index, rid in enumerate(column.request_ids)},
+        )
+
+
 def test_outputs_are_copies_that_no_later_step_overwrites():
-    class Reusing(CacheReader):
-        """Gives views of one buffer, as a captured forward does."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.buffer = torch.zeros(4, dtype=torch.int64)
-
-        def forward(self, prepared):
-            column = super().forward(prepared).columns["token"]
-            self.buffer[: len(column.values)] = column.values
-            view = self.buffer[: len(column.values)]
-            return NodeOutputs(
-                {"token": Column(column.request_ids, view)},
-                {rid: {"again": view[i]} for i, rid in enumerate(column.request_ids)},
-            )
-
-    stepping = stepping_of(Reusing())
+    node = Reusing()
+    stepping = stepping_of(node)
     stepping.open("a", PROMPTS["a"])
     first = stepping.step(a=0)
-    kept = int(first.outputs[0].row("a")["token"])
-    stepping.engine._nodes[NODE].submodule.buffer.fill_(-1)
+    stepping.step(a=0)
+    assert int(node.buffer[0]) == expected_tokens(PROMPTS["a"], 2)[1]
     row = first.outputs[0].row("a")
-    assert int(row["token"]) == int(row["again"]) == kept == expected_tokens(PROMPTS["a"], 1)[0]
+    assert int(row["token"]) == int(row["again"]) == expected_tokens(PROMPTS["a"], 1)[0]

@@ -235,8 +235,8 @@ def test_released_memory_goes_back_to_the_device():
         def release_cached_memory(self) -> None:
             self.num_calls += 1
 
-    cache = make_cache(8)
-    backend = cache._backend = Backend()
+    backend = Backend()
+    cache = make_cache(8, backend=backend)
     cache.release(frozenset({KV_TAG}))
     cache.release(frozenset({KV_TAG}))
     assert backend.num_calls == 1
