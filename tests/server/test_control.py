@@ -205,13 +205,20 @@ def test_full_queue_is_503_with_retry_after(serve, pool):
         assert [one.result()["text"] for one in held] == ["abc", "abc"]
 
 
-def test_batch_that_does_not_fit_the_queue_leaves_nothing_behind(serve):
-    with serve(runtime={"max_pending_requests": 2}) as server, server.client() as client:
+def test_batch_that_does_not_fit_the_queue_leaves_nothing_behind(serve, pool):
+    with serve(runtime={"max_pending_requests": 3}) as server, server.client() as client:
         for stream in (False, True):
-            body = {"text": ["a"] * 3, "stream": stream}
-            assert client.post("/generate", json=body).status_code == 503
-            until(lambda: load(client)["num_total_reqs"] == 0)
-        assert client.post("/generate", json={"text": "a"}).json()["text"] == "a"
+            with paused(client):
+                held = whole(pool, server, text="abc")
+                until(lambda: load(client)["num_total_reqs"] == 1)
+                body = {"text": ["a"] * 3, "stream": stream}
+                assert client.post("/generate", json=body).status_code == 503
+                until(lambda: load(client)["num_total_reqs"] == 1)
+            assert held.result()["text"] == "abc"
+        body = {"text": ["a"] * 4}
+        response = client.post("/generate", json=body)
+        assert response.status_code == 400
+        assert "max_pending_requests=3" in response.json()["error"]["message"]
 
 
 def test_info(client, model_dir):

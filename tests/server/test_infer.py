@@ -99,3 +99,18 @@ def test_plain_entry_of_arrays():
             pause = client.post("/pause_generation")
             assert pause.status_code == 400
             assert "control" in pause.json()["error"]["message"]
+
+
+def test_plugin_that_breaks_makes_the_server_unhealthy():
+    if Counting.name not in Engine.registered():
+        Engine.register(Counting)
+    args = EngineArgs("counting", CountingArgs(), CONFIG)
+    with running(lambda: Engine(args), None, ServerConfig(port=0)) as server:
+        with server.client() as client:
+            assert client.get("/health").status_code == 200
+            response = client.post("/infer", json={"count": 1, "fault": "tick"})
+            assert response.status_code == 503
+            health = client.get("/health")
+            assert health.status_code == 503
+            assert "'counting' failed" in health.text
+            assert client.post("/infer", json={"count": 1}).status_code == 503

@@ -178,6 +178,11 @@ class Engine:
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def failure(self) -> EngineUnavailableError | None:
+        """Why nothing is accepted any more: a plugin that broke, or a close; None while it is."""
+        return self._requests.refusal
+
     def __enter__(self) -> Self:
         return self
 

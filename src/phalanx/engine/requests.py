@@ -162,6 +162,11 @@ class RequestTable:
             if self._refusal is None:
                 self._refusal = error
 
+    @property
+    def refusal(self) -> EngineUnavailableError | None:
+        """The reason that `refuse` gave, None while requests are accepted."""
+        return self._refusal
+
     def unavailable(self) -> EngineUnavailableError:
         """The reason that `refuse` gave; a fresh exception, since each caller raises its own."""
         reason = self._refusal

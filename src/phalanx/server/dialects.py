@@ -89,7 +89,8 @@ class Refusals:
 
     def turned_away(self, path: str, message: str, status: int, code: str) -> Response:
         body = dialect_of(path).refusal(message, status, code)
-        return Response(body, status, self._headers(status == 503), "application/json")
+        headers = {"www-authenticate": "Bearer"} if status == 401 else self._headers(status == 503)
+        return Response(body, status, headers, "application/json")
 
     def _headers(self, retryable: bool) -> dict[str, str]:
         return {"retry-after": str(self.retry_after_s)} if retryable else {}

@@ -117,7 +117,8 @@ def _log(scope: Scope, recorder: _Recorder, duration_s: float) -> None:
         logging.DEBUG if scope["path"] in PROBE_PATHS else logging.INFO,
         "method=%s path=%s status=%d duration_ms=%.1f bytes=%d client=%s",
         scope["method"],
-        scope["path"],
+        # As it was sent: percent signs keep line breaks out of the log.
+        scope["raw_path"].decode("ascii", "replace"),
         recorder.status,
         duration_s * 1000.0,
         recorder.num_bytes,

@@ -91,6 +91,12 @@ class TextService:
 
         Nothing has reached the engine yet.
         """
+        most = self.engine.config.runtime.max_pending_requests
+        if len(calls) > most:
+            raise InvalidRequestError(
+                f"the batch has {len(calls)} prompts; at most max_pending_requests={most} can be "
+                "pending at once; send fewer"
+            )
         num_characters = sum(self.checked_length(request.prompt or "") for _, request in calls)
         prepared = await self.off_loop(
             num_characters, lambda: [self._prepared(*one) for one in calls]

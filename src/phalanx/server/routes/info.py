@@ -29,8 +29,9 @@ class HealthRoutes:
         phase = self._lifecycle.phase
         if phase is not Phase.READY or self._engine is None:
             return PlainTextResponse(f"{phase}\n", 503)
-        if self._engine.closed:
-            return PlainTextResponse("the engine is closed\n", 503)
+        failure = self._engine.failure
+        if failure is not None:
+            return PlainTextResponse(f"{failure}\n", 503)
         return PlainTextResponse("ok\n")
 
     async def ping(self, request: Request) -> Response:
