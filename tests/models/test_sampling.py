@@ -97,7 +97,7 @@ def test_without_a_seed_the_id_decides(tiny):
         {"top_p": 1e-6},
         {"min_p": 1.0},
         {"temperature": 0.0},
-        {"temperature": 1e-30},
+        {"temperature": 1e-40},
         {"temperature": 1e-4},
     ],
 )

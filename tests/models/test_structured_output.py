@@ -6,19 +6,22 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
 
 from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm.entry import CausalLM
-from phalanx.models.causal_lm.grammar import MAX_CHARACTERS
+from phalanx.models.causal_lm.grammar import MAX_CHARACTERS, GrammarSource
+from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
+from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.schema.generate import Abort, GenerateRequest, Length, LogprobOptions, Stop
 from phalanx.schema.limits import Limits
 from phalanx.schema.sampling import SamplingParams
 from tests.models.driver import Drive, load
-from tests.models.test_greedy import chat_ids
+from tests.models.test_greedy import CAPITAL, chat_ids
 
 EOS = 2
 DATE = r"(19|20)\d{2}-[01]\d-[0-3]\d"
@@ -180,12 +183,12 @@ def test_other_ends_come_first(smollm2):
 def test_least_number_of_tokens(smollm2):
     """No end before it where the grammar goes on; the grammar's own end comes first."""
     longer, finite, nothing = Drive(smollm2).run(
-        request(smollm2, regex="[a-z ]*", min_new_tokens=15, max_new_tokens=16),
+        request(smollm2, CAPITAL, regex=r"[\w ,.]*", min_new_tokens=15, max_new_tokens=16),
         request(smollm2, regex="ok", min_new_tokens=15),
         request(smollm2, regex="", min_new_tokens=15, ignore_eos=True),
     )
     assert len(longer.completions[0].token_ids) >= 15
-    assert re.fullmatch("[a-z ]+", texts(longer)[0])
+    assert texts(longer)[0].startswith("The capital of France is Paris.")
     assert texts(finite) == ["ok"]
     assert finite.completions[0].finish_reason == Stop()
     assert texts(nothing) == [""]
@@ -253,6 +256,38 @@ def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
         assert all(one.token_ids == () for one in event.payload.completions)
     assert set(texts(drive.output("kept"))) <= {"kept", "other"}
     drive.service.close()
+
+
+class HeldCompiler:
+    """Compiles nothing until it is told to, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.asked: list[str] = []
+
+    def compile(self, source: GrammarSource) -> TokenGrammar:
+        self.asked.append(source.text)
+        self.go.wait()
+        raise source.refusal("it was only a test")
+
+
+def test_a_grammar_that_nobody_waits_for_is_left():
+    compiler = HeldCompiler()
+    queue = GrammarQueue(compiler)
+    asked = GenerateRequest(prompt="x")
+    for rid, text in (("a", "one"), ("b", "two"), ("c", "two"), ("d", "three")):
+        queue.add(Prompt(rid, asked, (5,)), GrammarSource("regex", text))
+    assert list(queue.take(patient=False)) == []
+    for rid in ("b", "d"):
+        assert queue.remove(rid).rid == rid
+    assert queue.remove("b") is None
+    compiler.go.set()
+    taken = []
+    while len(queue):
+        taken += [(prompt.rid, str(error)) for prompt, error in queue.take(patient=True)]
+    queue.close()
+    assert taken == [(rid, "regex cannot be used: it was only a test") for rid in ("a", "c")]
+    assert compiler.asked == ["one", "two"]
 
 
 def test_close_while_a_grammar_compiles(smollm2):
