@@ -63,6 +63,9 @@ def test_admitting_again_changes_nothing():
         assert cache.admit(step, ctx).ok
         assert cache.num_free_pages == 6
         assert in_flight(cache) == [("a", "main")]
+    cache.unadmit(step, ctx)
+    assert cache.num_free_pages == 8
+    assert cache.publish("a") == {}
 
 
 def test_unadmit_gives_back_exactly_what_was_taken():
