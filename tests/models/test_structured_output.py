@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import subprocess
 import sys
 import threading
@@ -11,11 +12,11 @@ import threading
 import msgspec
 import pytest
 
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import InvalidRequestError, RequestFailedError
 from phalanx.models.causal_lm.entry import CausalLM
 from phalanx.models.causal_lm.grammar import MAX_CHARACTERS, GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
-from phalanx.models.causal_lm.token_grammar import TokenGrammar
+from phalanx.models.causal_lm.token_grammar import GrammarCompiler, TokenGrammar
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.schema.generate import Abort, GenerateRequest, Length, LogprobOptions, Stop
 from phalanx.schema.limits import Limits
@@ -256,6 +257,56 @@ def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
         assert all(one.token_ids == () for one in event.payload.completions)
     assert set(texts(drive.output("kept"))) <= {"kept", "other"}
     drive.service.close()
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2):
+    return GrammarCompiler(smollm2.tokenizer, smollm2.config.vocab_size, smollm2.config.eos_ids)
+
+
+def test_digits_and_words_are_ascii(smollm2, compiler):
+    grammar = compiler.compile(GrammarSource("regex", r"\d\w"))
+    assert grammar.allowed.shape == (smollm2.config.vocab_size,)
+    first = {smollm2.tokenizer.token_bytes(token)[:1] for token in grammar.allowed.nonzero()[0]}
+    assert first == {b"%d" % digit for digit in range(10)}
+    grammar.advance(smollm2.tokenizer.token_id("7"))
+    rest = {smollm2.tokenizer.token_text(token) for token in grammar.allowed.nonzero()[0]}
+    assert rest == set(string.ascii_letters + string.digits + "_")
+
+
+def test_blanks_in_json_come_to_an_end(smollm2, compiler):
+    """A model that has fallen into writing blanks must write a value at last."""
+    grammar = compiler.compile(GrammarSource("json_schema", '{"type": "array"}'))
+    blank, line = smollm2.tokenizer.encode(" ")[0], smollm2.tokenizer.encode("\n")[0]
+    grammar.advance(smollm2.tokenizer.token_id("["))
+    grammar.advance(line)
+    assert not grammar.allowed[line]
+    count = 0
+    while grammar.allowed[blank]:
+        grammar.advance(blank)
+        count += 1
+    assert count == 24
+    grammar.advance(smollm2.tokenizer.token_id("]"))
+    assert grammar.ended
+
+
+def test_a_token_that_is_not_allowed_ends_the_request(compiler):
+    """It cannot be sampled; if it were, the failure is the request's own."""
+    grammar = compiler.compile(GrammarSource("regex", "abc"))
+    with pytest.raises(RequestFailedError, match="regex"):
+        grammar.copy().advance(EOS)
+    assert grammar.allowed.any()
+
+
+def test_the_newest_grammars_are_kept(compiler):
+    sources = [GrammarSource("regex", f"a{{{count}}}") for count in range(1, 67)]
+    grammar = compiler.compile(sources[0])
+    for source in sources[:64]:
+        compiler.keep(source, grammar)
+    assert compiler.find(sources[0]) is grammar
+    for source in sources[64:]:
+        compiler.keep(source, grammar)
+    assert [compiler.find(source) for source in sources[:4]] == [grammar, None, None, grammar]
 
 
 class HeldCompiler:
