@@ -59,6 +59,19 @@ def test_lengths():
         CausalLM.validate(request, LIMITS)
 
 
+def test_what_can_never_fit_the_pool(tiny):
+    """A request may have as many tokens as the cache holds, where that is less than the context."""
+    limits = Drive(tiny, pool_tokens=48).service.limits
+    assert (limits.context_length, limits.pool_tokens) == (48, 48)
+    longest = GenerateRequest(input_ids=(5,) * 40, sampling=SamplingParams(max_new_tokens=8))
+    CausalLM.validate(longest, limits)
+    [output] = Drive(tiny, pool_tokens=48).run(longest)
+    assert output.prompt_tokens == 40
+    longer = GenerateRequest(input_ids=(5,) * 40, sampling=SamplingParams(max_new_tokens=9))
+    with pytest.raises(InvalidRequestError, match="exceed the 48 tokens"):
+        CausalLM.validate(longer, limits)
+
+
 def test_scores_beyond_the_prompt():
     error = refusal(logprobs=LogprobOptions(prompt_start=4))
     assert error.field == "logprob_start_len"
