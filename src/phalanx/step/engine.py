@@ -8,18 +8,18 @@ and its neighbours finish.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from phalanx.device.base import DeviceBackend
-from phalanx.errors import ConfigurationError, RequestFailedError
+from phalanx.errors import ConfigurationError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
-from phalanx.step.declaration import StepContext, SubmoduleStep
-from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RefusalReason, StepOutcome
+from phalanx.step.execution import StepExecution
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -29,37 +29,7 @@ from phalanx.step.resources.base import (
     ResourceSpec,
 )
 from phalanx.step.runner import StepRunner, dependency_order
-from phalanx.step.submodule import EngineInputs, NodeSubmodule, RequestInfo, StepRow
-
-
-@dataclass
-class _Unit:
-    """Rows that share one forward."""
-
-    rows: tuple[StepRow, ...]
-    inputs: tuple[Any, ...]
-    context: StepContext
-    step: SubmoduleStep | None = None
-
-    def split(self) -> list[_Unit]:
-        """One unit a row."""
-        return [
-            _unit(self.context.walk, (row,), (given,))
-            for row, given in zip(self.rows, self.inputs, strict=True)
-        ]
-
-
-def _unit(walk: str, rows: tuple[StepRow, ...], inputs: tuple[Any, ...]) -> _Unit:
-    return _Unit(rows, inputs, StepContext(tuple(row.request_id for row in rows), walk))
-
-
-def _reason(refused: StepOutcome, unit: _Unit) -> RefusalReason:
-    """Why a unit was refused; a reason for all its rows names the one there is."""
-    reason = refused.outcome.reason
-    assert reason is not None, f"{refused.failed_resource!r} refused without a reason"
-    if reason.request_id is None and len(unit.rows) == 1:
-        return replace(reason, request_id=unit.rows[0].request_id)
-    return reason
+from phalanx.step.submodule import NodeSubmodule, RequestInfo, StepRow
 
 
 @dataclass
@@ -185,11 +155,12 @@ class StepEngine:
     def exec(self, batch: ExecutingBatch) -> list[NodeOutputs]:
         """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
         try:
+            node = self._nodes[batch.node]
+            execution = StepExecution(batch, node.submodule, node.resources.keys(), self._runner)
             with torch.inference_mode(), self.backend.range(f"step.{batch.node}"):
-                for unit in self._admitted(batch):
-                    batch.outputs += self._drive(batch, unit)
+                computed = execution.run()
                 batch.commit_done.set()
-                batch.outputs = [part.owned() for part in batch.outputs]
+                batch.outputs = [part.owned() for part in computed]
             return batch.outputs
         finally:
             batch.release_waiters()
@@ -248,106 +219,3 @@ class StepEngine:
     def shutdown(self) -> None:
         for resource in self._resources.values():
             resource.cleanup()
-
-    def _admitted(self, batch: ExecutingBatch) -> list[_Unit]:
-        """The batch as units that hold what they reserved; none at all if one was refused.
-
-        Rows whose own declaration or reservation raises are failed and left out.
-        """
-        if not batch.rows:
-            return []
-        assert batch.inputs is not None, "prepare_inputs comes before exec"
-        whole = _unit(batch.walk, batch.rows, batch.inputs)
-        pending = [whole] if batch.running_batched or len(batch.rows) == 1 else whole.split()
-        admitted: list[_Unit] = []
-        while pending:
-            unit = pending.pop(0)
-            made = attempt(partial(self._reserve, batch, unit))
-            if made.value is None:
-                self._unadmit(unit)
-                if len(unit.rows) > 1:
-                    pending = unit.split() + pending
-                else:
-                    self._fail(batch, unit, made.error)
-            elif made.value.ok:
-                admitted.append(unit)
-            else:
-                for earlier in admitted:
-                    self._unadmit(earlier)
-                batch.register_admit_error(_reason(made.value, unit), made.value.failed_resource)
-                return []
-        return admitted
-
-    def _reserve(self, batch: ExecutingBatch, unit: _Unit) -> StepOutcome:
-        """Declare one unit's step and reserve what it needs."""
-        node = self._nodes[batch.node]
-        step = node.submodule.declare_step(batch.walk, unit.rows, unit.inputs)
-        if step is None:
-            return StepOutcome()
-        unknown = step.resources.keys() - node.resources.keys()
-        if unknown:
-            raise ConfigurationError(
-                f"node {batch.node!r} declares a step on resources {sorted(unknown)}; "
-                f"it has {sorted(node.resources)}"
-            )
-        unit.step = step
-        return self._runner.admit(step, unit.context)
-
-    def _unadmit(self, unit: _Unit) -> None:
-        if unit.step is not None:
-            self._runner.unadmit(unit.step, unit.context)
-
-    @staticmethod
-    def _fail(batch: ExecutingBatch, unit: _Unit, error: Exception | None) -> None:
-        assert error is not None
-        for row in unit.rows:
-            batch.register_failure(row.request_id, error)
-
-    def _drive(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
-        """Plan, compute and commit one admitted unit.
-
-        If computing fails, nothing was committed: its rows run one by one, so that only the culprit
-        fails. A commit that fails leaves state nobody can trust and takes all rows of the unit.
-        """
-        computed = attempt(partial(self._compute, batch, unit))
-        if computed.value is None:
-            self._unadmit(unit)
-            if len(unit.rows) > 1:
-                return [part for row in unit.split() for part in self._drive_alone(batch, row)]
-            self._fail(batch, unit, computed.error)
-            return []
-        committed = attempt(partial(self._commit, unit))
-        if committed.error is not None:
-            self._unadmit(unit)
-            self._fail(batch, unit, committed.error)
-            return []
-        return [computed.value]
-
-    def _drive_alone(self, batch: ExecutingBatch, unit: _Unit) -> list[NodeOutputs]:
-        """Declare, admit and drive one row of a unit that failed as a whole."""
-        made = attempt(partial(self._reserve, batch, unit))
-        if made.value is not None and made.value.ok:
-            return self._drive(batch, unit)
-        self._unadmit(unit)
-        refusal = None if made.value is None else made.value.outcome.reason
-        self._fail(batch, unit, made.error or RequestFailedError(f"refused on its own: {refusal}"))
-        return []
-
-    def _compute(self, batch: ExecutingBatch, unit: _Unit) -> NodeOutputs:
-        submodule = self._nodes[batch.node].submodule
-        if unit.step is not None:
-            self._runner.plan(unit.step, unit.context)
-        given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
-        prepared = submodule.preprocess(given, unit.inputs)
-        forward = submodule.forward_batched if batch.running_batched else submodule.forward
-        outputs = forward(prepared)
-        if not isinstance(outputs, NodeOutputs):
-            raise TypeError(
-                f"the forward of node {batch.node!r} returned a {type(outputs).__name__}; "
-                "it must return NodeOutputs"
-            )
-        return outputs
-
-    def _commit(self, unit: _Unit) -> None:
-        if unit.step is not None:
-            self._runner.commit(unit.step, unit.context)
