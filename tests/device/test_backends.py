@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +50,29 @@ def test_an_upload_keeps_values_shape_and_dtype(dtype):
     assert uploaded.numpy().dtype == dtype
     assert np.array_equal(uploaded.numpy(), values)
     assert create_backend("cpu").upload(np.empty(0, dtype=dtype)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_are_aligned_and_writable(dtype):
+    zeros = create_backend("cpu").zeros((3, 5, 2), dtype)
+    assert (zeros.shape, zeros.dtype) == ((3, 5, 2), dtype)
+    assert not zeros.any()
+    assert zeros.is_contiguous()
+    assert zeros.data_ptr() % 64 == 0
+    zeros.fill_(1.0)
+    assert zeros.sum() == 30
+
+
+def test_zeros_take_no_memory_before_they_are_used():
+    before = resident_bytes()
+    zeros = create_backend("cpu").zeros((1 << 26,), torch.float32)
+    assert resident_bytes() - before < 64 << 20, "256 MiB are reserved, not taken"
+    del zeros
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_work_on_the_processor_is_done_when_it_returns():

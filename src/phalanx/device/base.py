@@ -29,6 +29,10 @@ class DeviceBackend(Protocol):
         """A device tensor with these values; the array must not be changed afterwards."""
         ...
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor of zeros that takes memory, as far as the device can, only where it is used."""
+        ...
+
     def record_event(self) -> DeviceEvent:
         """An event behind everything submitted so far on the current stream."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_CACHE_LINE = 64
+"""Bytes; vector loads that cross a line are slower."""
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
@@ -33,6 +36,13 @@ class CpuBackend:
 
     def upload(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        # numpy takes pages that the system zeroes on first touch; torch would write them all now.
+        num_bytes = math.prod(shape) * dtype.itemsize
+        block = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
+        start = -block.ctypes.data % _CACHE_LINE
+        return torch.from_numpy(block[start : start + num_bytes]).view(dtype).view(shape)
 
     def record_event(self) -> CpuEvent:
         return self._event

@@ -47,6 +47,9 @@ class CudaBackend:
     def upload(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
     def record_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

@@ -89,22 +89,7 @@ class KVCache(Resource, Growing):
         self._lock = threading.RLock()
         self._pool = PagePool(config.num_pages)
         self._streams: dict[str, dict[str, CacheStream]] = {}
-        shape = (
-            config.num_pages + 1,
-            config.page_size,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        device = info.backend.device
-        self._layers = tuple(
-            (
-                torch.zeros(shape, dtype=config.dtype, device=device),
-                torch.zeros(shape, dtype=config.dtype, device=device),
-            )
-            for _ in range(config.num_layers)
-        )
-        self._bytes_per_tensor = self._layers[0][0].untyped_storage().nbytes()
-        self._released = False
+        self._layers = self._allocated()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer."""
@@ -207,22 +192,33 @@ class KVCache(Resource, Growing):
         if KV_TAG not in tags or self._released:
             return
         assert self.at_rest(), "the cache is released only when no request holds any of it"
-        for tensor in self._tensors():
-            tensor.untyped_storage().resize_(0)
-        self._released = True
+        self._layers = ()
         self._backend.release_cached_memory()
 
     def restore(self, tags: frozenset[str]) -> None:
-        if KV_TAG not in tags or not self._released:
-            return
-        for tensor in self._tensors():
-            tensor.untyped_storage().resize_(self._bytes_per_tensor)
-            tensor.zero_()
-        self._released = False
+        if KV_TAG in tags and self._released:
+            self._layers = self._allocated()
 
     def at_rest(self) -> bool:
         with self._lock:
             return not self._streams and self._pool.num_free == self._pool.num_pages
+
+    @property
+    def _released(self) -> bool:
+        return not self._layers
+
+    def _allocated(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        config, zeros = self.config, self._backend.zeros
+        shape = (
+            config.num_pages + 1,
+            config.page_size,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        return tuple(
+            (zeros(shape, config.dtype), zeros(shape, config.dtype))
+            for _ in range(config.num_layers)
+        )
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for pair in self._layers for tensor in pair]
