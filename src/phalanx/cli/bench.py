@@ -4,4 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from phalanx.bench.generate import generate
+
 bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_help=True)
+bench_app.command("generate")(generate)

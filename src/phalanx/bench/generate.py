@@ -1,0 +1,93 @@
+"""`phalanx bench generate`: a language model on this machine's CPU, ours and others' in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.bench.systems import OURS, PEERS, BenchmarkedSystem, find_python
+from phalanx.bench.workload import Workload
+from phalanx.checkpoints import checkpoint_dir
+from phalanx.errors import ConfigurationError
+
+
+def generate(  # noqa: PLR0913 - one parameter a flag
+    against: Annotated[str, typer.Option(help=f"Peers, by comma: {', '.join(PEERS)}.")] = "",
+    ours: Annotated[
+        str, typer.Option(help=f"Our own variants, by comma: {', '.join(OURS)}.")
+    ] = "phalanx,phalanx-server",
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face directory or a known name.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(help="Threads that compute.", min=1)] = 2,
+    repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
+    prompts: Annotated[int, typer.Option(help="Requests a phase.", min=1)] = 32,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens a prompt.", min=1)] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Tokens an answer.", min=1)] = 64,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, by comma.")] = "1,8,32",
+    kv_tokens: Annotated[int, typer.Option(help="KV capacity of each.", min=1024)] = 32768,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: the Python interpreter that a peer is installed for."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("bench-results"),
+) -> None:
+    """Measure generation, prefill and scoring on a CPU; compare with other engines."""
+    systems = [*chosen(ours, OURS, "--ours"), *chosen(against, PEERS, "--against")]
+    if not systems:
+        raise ConfigurationError("nothing to measure: --ours and --against are both empty")
+    given = interpreters(peer_python or [])
+    pythons = {system.name: find_python(system, given) for system in systems}
+    workload = Workload(prompts, prompt_tokens, new_tokens, numbers(concurrency))
+
+    # What follows loads torch, which a command line that only prints its help does not.
+    from phalanx.bench.generation import Setting, measure
+
+    setting = Setting(
+        checkpoint_dir(model),
+        dtype,
+        threads,
+        kv_tokens,
+        workload.max_length,
+        max(workload.concurrency),
+    )
+    measure([(one, pythons[one.name]) for one in systems], setting, workload, repeats, output)
+
+
+def chosen(
+    names: str, known: Mapping[str, BenchmarkedSystem], flag: str
+) -> list[BenchmarkedSystem]:
+    """The systems of a list by comma; an unknown name is refused with the known ones."""
+    found = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        if name not in known:
+            raise ConfigurationError(f"{flag}: {name!r} is not known; allowed: {', '.join(known)}")
+        found.append(known[name])
+    return found
+
+
+def interpreters(pairs: Sequence[str]) -> dict[str, Path]:
+    """`NAME=PATH` pairs as a mapping; a name must be a peer's."""
+    result = {}
+    for pair in pairs:
+        name, separator, path = pair.partition("=")
+        if not separator or name not in PEERS:
+            raise ConfigurationError(
+                f"--peer-python {pair!r} must be NAME=PATH with a name of {', '.join(PEERS)}"
+            )
+        result[name] = Path(path)
+    return result
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Positive numbers by comma, sorted."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ConfigurationError(
+            f"--concurrency {text!r} must be numbers by comma, for example 1,8,32"
+        ) from None

@@ -1,0 +1,164 @@
+"""The phases of the generation benchmark, each run by every system, on prompts of real text."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.bench.results import Measure, percentile
+from phalanx.bench.workload import PREFILL_TOKENS, SCORED_PROMPTS, SCORED_TOKENS, Workload
+from phalanx.errors import ConfigurationError
+from phalanx.processing.text import TextTokenizer
+
+
+class Asks(Protocol):
+    """A worker, as a phase sees it."""
+
+    def ask(self, kind: str, **message: object) -> dict[str, object]: ...
+    def cpu_s(self) -> float: ...
+
+
+class Phase(Protocol):
+    """One kind of work; `run` returns values by the keys of `measures`."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]: ...
+    def warm_up(self, worker: Asks) -> None: ...
+    def run(self, worker: Asks) -> Mapping[str, float]: ...
+
+
+class Text:
+    """Tokens of a long English text that every Python has, dealt out in order."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        text = "\n".join(pydoc_data.topics.topics.values())
+        self._tokens = TextTokenizer.from_directory(checkpoint).encode(text)
+        self._next = 0
+
+    def take(self, count: int, length: int) -> list[list[int]]:
+        if count * length > len(self._tokens):
+            raise ConfigurationError(
+                f"{count} prompts of {length} tokens are more text than the benchmark has "
+                f"({len(self._tokens)} tokens); ask for fewer or shorter prompts"
+            )
+        if self._next + count * length > len(self._tokens):
+            self._next = 0
+        first, self._next = self._next, self._next + count * length
+        return [self._tokens[first + i * length : first + (i + 1) * length] for i in range(count)]
+
+
+class Generate:
+    """All prompts with so many in flight; with one in flight also the times of its tokens."""
+
+    def __init__(self, prompts: list[list[int]], new_tokens: int, concurrency: int) -> None:
+        self._prompts = prompts
+        self._new_tokens = new_tokens
+        self.concurrency = concurrency
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        n = self.concurrency
+        speed = Measure(key=f"generate_{n}", label=f"output, {n} in flight", unit="tokens/s")
+        work = Measure(key=f"generate_{n}_cpu", label=f"output, {n} in flight", unit="tokens/CPU s")
+        if n > 1:
+            return speed, work
+        return (
+            speed,
+            work,
+            _time("first_token", "time to first token"),
+            _time("gap_p50", "between tokens, p50"),
+            _time("gap_p99", "between tokens, p99"),
+        )
+
+    def warm_up(self, worker: Asks) -> None:
+        self._ask(worker, self._prompts[: self.concurrency], min(4, self._new_tokens))
+
+    def run(self, worker: Asks) -> Mapping[str, float]:
+        before_s = worker.cpu_s()
+        answer = self._ask(worker, self._prompts, self._new_tokens)
+        cpu_s = worker.cpu_s() - before_s
+        tokens, n = _float(answer["output_tokens"]), self.concurrency
+        values = {f"generate_{n}": tokens / _float(answer["seconds"])}
+        if cpu_s > 0:
+            values[f"generate_{n}_cpu"] = tokens / cpu_s
+        first, gaps = _floats(answer["first_s"]), _floats(answer["gaps_s"])
+        if n == 1 and first:
+            values["first_token"] = percentile(first, 0.5) * 1e3
+        if n == 1 and gaps:
+            values["gap_p50"] = percentile(gaps, 0.5) * 1e3
+            values["gap_p99"] = percentile(gaps, 0.99) * 1e3
+        return values
+
+    def _ask(self, worker: Asks, prompts: list[list[int]], new_tokens: int) -> dict[str, object]:
+        return worker.ask(
+            "generate", prompts=prompts, max_new_tokens=new_tokens, concurrency=self.concurrency
+        )
+
+
+class Prefill:
+    """Long prompts, one after another, for a single token each."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        self._prompts = prompts
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        length = len(self._prompts[0])
+        return (Measure(key="prefill", label=f"prefill of {length}", unit="tokens/s"),)
+
+    def warm_up(self, worker: Asks) -> None:
+        self._ask(worker, self._prompts[:1])
+
+    def run(self, worker: Asks) -> Mapping[str, float]:
+        answer = self._ask(worker, self._prompts)
+        return {"prefill": sum(map(len, self._prompts)) / _float(answer["seconds"])}
+
+    def _ask(self, worker: Asks, prompts: list[list[int]]) -> dict[str, object]:
+        return worker.ask("generate", prompts=prompts, max_new_tokens=1, concurrency=1)
+
+
+class Score:
+    """Log-probabilities of prompts."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        self._prompts = prompts
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        size = f"{len(self._prompts)} x {len(self._prompts[0])}"
+        return (
+            Measure(key="score", label=f"scoring, {size}", unit="tokens/s"),
+            Measure(key="logprob", label="mean log-probability", unit="nats"),
+        )
+
+    def warm_up(self, worker: Asks) -> None:
+        worker.ask("score", prompts=self._prompts[:1])
+
+    def run(self, worker: Asks) -> Mapping[str, float]:
+        answer = worker.ask("score", prompts=self._prompts)
+        speed = _float(answer["tokens"]) / _float(answer["seconds"])
+        return {"score": speed, "logprob": _float(answer["mean_logprob"])}
+
+
+def phases_of(workload: Workload, text: Text) -> tuple[Phase, ...]:
+    """All phases, with their prompts; the same for every system and round."""
+    prompts = text.take(workload.prompts, workload.prompt_tokens)
+    generation = [Generate(prompts, workload.new_tokens, n) for n in workload.concurrency]
+    prefill = Prefill(text.take(4, PREFILL_TOKENS))
+    return (*generation, prefill, Score(text.take(SCORED_PROMPTS, SCORED_TOKENS)))
+
+
+def _time(key: str, label: str) -> Measure:
+    return Measure(key=key, label=label, unit="ms", more_is_better=False)
+
+
+def _float(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _floats(value: object) -> list[float]:
+    assert isinstance(value, list)
+    return [_float(item) for item in value]

@@ -1,0 +1,110 @@
+"""Writes a report: a table for the terminal and as Markdown, a plot, and the raw values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from phalanx.bench.results import Measure, Report, Summary
+from phalanx.errors import MissingDependencyError
+
+
+def rows(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a column a system, then the first system's ratio to each other one."""
+    names = list(report.systems)
+    first, others = names[0], names[1:]
+    header = ["", *names, *(f"{first} / {other}" for other in others)]
+    body = []
+    for measure in report.measures:
+        cells = [_cell(report.summary(measure.key, name)) for name in names]
+        ratios = [report.ratio(measure, first, other) for other in others]
+        better = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        body.append([f"{measure.label} [{measure.unit}]", *cells, *better])
+    return header, body
+
+
+def print_table(report: Report, console: Console) -> None:
+    header, body = rows(report)
+    table = Table(title=f"{report.name}: median (lowest to highest); a ratio above 1 is better")
+    for index, column in enumerate(header):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in body:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+    console.print(table)
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """`report.json`, `report.md` and `report.png` in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    (folder / "report.json").write_bytes(encoded)
+    (folder / "report.md").write_text(_markdown(report))
+    _plot(report, folder / "report.png")
+
+
+def _markdown(report: Report) -> str:
+    header, body = rows(report)
+    lines = [f"# {report.name}, {report.started}", ""]
+    lines += [f"- {name}: {version}" for name, version in report.systems.items()]
+    lines += [f"- {key}: {value}" for key, value in report.context.items()]
+    lines += ["", "Median (lowest to highest) over the rounds; a ratio above 1 is better.", ""]
+    lines += [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(summary: Summary | None) -> str:
+    if summary is None:
+        return "-"
+    if summary.count == 1:
+        return _number(summary.median)
+    return f"{_number(summary.median)} ({_number(summary.low)} to {_number(summary.high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def _plot(report: Report, path: Path) -> None:
+    """One panel a measure, one bar a system, whiskers from the lowest to the highest round."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "plots need matplotlib; install it with pip install 'phalanx[bench]'"
+        ) from error
+    columns = min(4, len(report.measures))
+    num_rows = -(-len(report.measures) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.8 * num_rows), layout="constrained")
+    for index, measure in enumerate(report.measures):
+        axes = figure.add_subplot(num_rows, columns, index + 1)
+        _bars(report, measure, axes)
+    figure.suptitle(f"{report.name}, {report.started}")
+    figure.savefig(path, dpi=120)
+
+
+def _bars(report: Report, measure: Measure, axes: object) -> None:
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    for position, name in enumerate(report.systems):
+        summary = report.summary(measure.key, name)
+        if summary is None:
+            continue
+        spread = [[summary.median - summary.low], [summary.high - summary.median]]
+        axes.bar(position, summary.median, yerr=spread, capsize=3, label=name, width=0.7)
+        axes.annotate(
+            _number(summary.median), (position, summary.median), ha="center", va="bottom", size=7
+        )
+    axes.set_xticks(range(len(report.systems)), list(report.systems), rotation=20, size=7)
+    arrow = "higher is better" if measure.more_is_better else "lower is better"
+    axes.set_title(f"{measure.label}\n{measure.unit}, {arrow}", size=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.margins(y=0.15)

@@ -1,0 +1,132 @@
+"""What every benchmarked system's process speaks: one JSON object a line, in turn.
+
+This folder's files are run by path in the environment of the system that they measure, which need
+not have Phalanx installed: they import the standard library, each other, and that system. A worker
+answers `start` with `ready`, `generate` with a `Generation`, `score` with a `Scoring`; whatever
+the system prints goes to standard error, so that standard output holds answers only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Start:
+    """What to load. `kv_tokens`: KV cache over all requests; `max_length`: of one request."""
+
+    model: str
+    dtype: str
+    threads: int
+    kv_tokens: int
+    max_length: int
+    max_concurrency: int
+    options: dict[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """`first_s`: each request's time to its first token from when it was sent; `gaps_s`: times
+    between tokens of a request; both in seconds, as `seconds`, the whole call."""
+
+    seconds: float
+    output_tokens: int
+    first_s: list[float]
+    gaps_s: list[float]
+    output_ids: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """`mean_logprob` over all prompt tokens but each prompt's first."""
+
+    seconds: float
+    tokens: int
+    mean_logprob: float
+
+
+class System(Protocol):
+    """One system under measurement, loaded and warm."""
+
+    def generate(
+        self, prompts: list[list[int]], max_new_tokens: int, concurrency: int
+    ) -> Generation:
+        """Greedy, ignoring end tokens, with `concurrency` requests in flight."""
+        ...
+
+    def score(self, prompts: list[list[int]]) -> Scoring: ...
+
+    def describe(self) -> str:
+        """Version and what matters of how it runs."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Loader(Protocol):
+    def __call__(self, start: Start) -> System: ...
+
+
+class Recorder:
+    """Collects token times of requests by key, for systems that report token by token."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._last: dict[str, float] = {}
+        self._first_s: list[float] = []
+        self._gaps_s: list[float] = []
+
+    def sent(self, key: str) -> None:
+        self._last[key] = time.perf_counter()
+
+    def tokens(self, key: str, count: int, *, first: bool) -> None:
+        """`count` tokens came together; the gap before them counts once and the others are 0."""
+        now = time.perf_counter()
+        (self._first_s if first else self._gaps_s).append(now - self._last[key])
+        self._gaps_s.extend([0.0] * (count - 1))
+        self._last[key] = now
+
+    def finish(self, output_ids: list[list[int]]) -> Generation:
+        return Generation(
+            time.perf_counter() - self._began,
+            sum(map(len, output_ids)),
+            self._first_s,
+            self._gaps_s,
+            output_ids,
+        )
+
+
+def serve(load: Loader) -> None:
+    """Answer commands from standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(kind: str, payload: dict[str, object]) -> None:
+        answers.write(json.dumps({"kind": kind, **payload}) + "\n")
+        answers.flush()
+
+    system: System | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        kind = message.pop("kind")
+        try:
+            if kind == "start":
+                system = load(Start(**message))
+                answer("ready", {"description": system.describe()})
+            elif system is None:
+                raise RuntimeError(f"{kind!r} came before 'start'")
+            elif kind == "generate":
+                answer("generation", asdict(system.generate(**message)))
+            else:
+                answer("scoring", asdict(system.score(**message)))
+        except Exception as error:  # noqa: BLE001 - the boundary to a foreign system
+            traceback.print_exc()
+            answer("failed", {"error": f"{type(error).__name__}: {error}"})
+    if system is not None:
+        system.close()
