@@ -33,20 +33,22 @@ class Text:
     """Tokens of a long English text that every Python has, dealt out in order."""
 
     def __init__(self, checkpoint: Path) -> None:
-        text = "\n".join(pydoc_data.topics.topics.values())
-        self._tokens = TextTokenizer.from_directory(checkpoint).encode(text)
-        self._next = 0
+        self._tokenizer = TextTokenizer.from_directory(checkpoint)
+        self._chapters = iter(pydoc_data.topics.topics.values())
+        self._tokens: list[int] = []
 
     def take(self, count: int, length: int) -> list[list[int]]:
-        if count * length > len(self._tokens):
-            raise ConfigurationError(
-                f"{count} prompts of {length} tokens are more text than the benchmark has "
-                f"({len(self._tokens)} tokens); ask for fewer or shorter prompts"
-            )
-        if self._next + count * length > len(self._tokens):
-            self._next = 0
-        first, self._next = self._next, self._next + count * length
-        return [self._tokens[first + i * length : first + (i + 1) * length] for i in range(count)]
+        """The next `count` prompts of `length` tokens."""
+        while len(self._tokens) < count * length:
+            chapter = next(self._chapters, None)
+            if chapter is None:
+                raise ConfigurationError(
+                    f"{count} prompts of {length} tokens are more text than the benchmark has; "
+                    "ask for fewer or shorter prompts"
+                )
+            self._tokens += self._tokenizer.encode(chapter)
+        taken, self._tokens = self._tokens[: count * length], self._tokens[count * length :]
+        return [taken[first : first + length] for first in range(0, len(taken), length)]
 
 
 class Generate:

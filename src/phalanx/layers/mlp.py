@@ -27,5 +27,5 @@ class GatedMLP(nn.Module):
         self._operators = operators
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self._operators.silu_mul(self.gate_up(x)))
-        return out
+        # A module's own call costs more than a small kernel and adds nothing here: no hooks exist.
+        return self.down.forward(self._operators.silu_mul(self.gate_up.forward(x)))
