@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from phalanx.errors import RequestFailedError
+from phalanx.schema.control import PauseMode
 from phalanx.schema.events import Failed, Final
 from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFailed
 from phalanx.testing.probe_resource import ProbeSpec
@@ -18,6 +19,7 @@ from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
 from tests.loop.ledger import Bench
 
 IN_PROBE = {stage.value: stage for stage in (Stage.ADMIT, Stage.PLAN, Stage.COMMIT, Stage.PUBLISH)}
+FAULTS = st.builds(StepFault, st.sampled_from(Stage), st.integers(0, 3))
 
 
 class Saboteur:
@@ -58,10 +60,10 @@ class LoopMachine(RuleBasedStateMachine):
     @initialize(
         num_pages=st.integers(2, 8),
         page_size=st.integers(1, 4),
-        tokens=st.sampled_from([1, 2, 3, 8, 64]),
-        running=st.integers(1, 6),
-        batched=st.booleans(),
-        max_rows=st.sampled_from([None, 1, 2, 3]),
+        tokens=st.sampled_from([64, 8, 3, 2, 1]),
+        running=st.sampled_from([6, 3, 2, 1]),
+        batched=st.sampled_from([True, True, False]),
+        max_rows=st.sampled_from([None, None, 3, 2, 1]),
     )
     def build(self, num_pages, page_size, tokens, running, batched, max_rows):
         self.saboteur = Saboteur()
@@ -81,11 +83,7 @@ class LoopMachine(RuleBasedStateMachine):
         walk=st.sampled_from(["w", "w", "w", "v"]),
         skips=st.sampled_from([0, 0, 0, 0, 2]),
         indivisible=st.sampled_from([False, False, False, True]),
-        fault=st.one_of(
-            st.none(),
-            st.none(),
-            st.builds(StepFault, st.sampled_from(Stage), st.integers(0, 4)),
-        ),
+        fault=st.one_of(st.none(), FAULTS),
     )
     def start_one(self, length, count, priority, walk, skips, indivisible, fault):
         self.start(length, count, priority, walk, skips, indivisible, fault)
@@ -99,15 +97,21 @@ class LoopMachine(RuleBasedStateMachine):
         options = {"fault": fault, "skips": skips, "indivisible": indivisible}
         self.bench.start(rid, length, count, priority, place=(NODE, walk), **options)
 
-    @rule(sizes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 7)), min_size=2, max_size=6))
-    def start_many(self, sizes):
-        """Plain requests that fit the pool, if only just."""
-        for length, count in sizes:
+    @rule(
+        sizes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 7)), min_size=2, max_size=6),
+        fault=st.one_of(st.none(), FAULTS),
+    )
+    def start_many(self, sizes, fault):
+        """Requests that fit the pool, if only just; the last of them may have a fault."""
+        for place, (length, count) in enumerate(sizes, 1):
             length = min(length, self.pool)
-            self.start(length, min(count, self.pool - length + 1), 0, "w", 0, False, None)
+            count = min(count, self.pool - length + 1)
+            last = fault if place == len(sizes) else None
+            self.start(length, count, 0, "w", 0, False, last)
 
     @rule(ticks=st.integers(1, 6))
     def tick(self, ticks):
+        self.bench.loop.paused = False
         for _ in range(ticks):
             self.bench.tick()
 
@@ -119,26 +123,23 @@ class LoopMachine(RuleBasedStateMachine):
         self.cancelled.add(rid)
         self.bench.loop.cancel(rid)
 
-    @rule()
-    def pause_in_place(self):
-        self.bench.loop.paused = True
-
-    @rule()
-    def pause_and_retract(self):
-        self.bench.loop.paused = True
-        self.bench.loop.push_back_all()
-        assert self.bench.cache.used_tokens == 0
-
-    @rule()
-    def pause_and_abort(self):
-        self.bench.loop.paused = True
-        self.cancelled |= self.bench.ledger.live
-        self.bench.loop.cancel_all()
-        assert self.bench.engine.at_rest()
-
-    @rule()
-    def resume(self):
-        self.bench.loop.paused = False
+    @rule(mode=st.sampled_from(PauseMode), waits=st.booleans())
+    def pause(self, mode, waits):
+        """Pause, and go on now or at some later tick."""
+        loop = self.bench.loop
+        loop.paused = True
+        if mode is PauseMode.RETRACT:
+            loop.push_back_all()
+            assert self.bench.cache.used_tokens == 0
+        elif mode is PauseMode.ABORT:
+            self.cancelled |= self.bench.ledger.live
+            loop.cancel_all()
+            assert self.bench.engine.at_rest()
+        while loop.busy:
+            before = loop.num_steps
+            self.bench.tick()
+            assert loop.num_steps == before
+        loop.paused = waits
 
     @rule(terminal=st.booleans(), named=st.booleans())
     def refuse_next(self, terminal, named):
@@ -149,19 +150,11 @@ class LoopMachine(RuleBasedStateMachine):
 
         self.saboteur.refusals.append(reason)
 
-    @rule()
-    def statistics(self):
-        loop = self.bench.loop
-        assert loop.num_push_backs >= sum(s.num_push_backs for s in self.bench.states.values())
-
     @invariant()
-    def a_paused_loop_reports_and_computes_nothing(self):
-        loop = getattr(self, "bench", None) and self.bench.loop
-        if loop and loop.paused:
-            while loop.busy:
-                before = loop.num_steps
-                self.bench.tick()
-                assert loop.num_steps == before
+    def push_backs_are_counted(self):
+        if hasattr(self, "bench"):
+            counted = sum(state.num_push_backs for state in self.bench.states.values())
+            assert self.bench.loop.num_push_backs >= counted
 
     def teardown(self):
         if not hasattr(self, "bench"):

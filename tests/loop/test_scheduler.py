@@ -15,14 +15,16 @@ STATE = TokenRequest((1,), 1)
 
 
 class Room:
-    """A pool of `tokens` for all requests together, and largest batches by (node, walk)."""
+    """A pool of `tokens` for all requests together, none at node `full`, and largest batches by
+    (node, walk)."""
 
-    def __init__(self, tokens: int = 10_000, **max_rows: int) -> None:
+    def __init__(self, tokens: int = 10_000, full: str = "", **max_rows: int) -> None:
         self.tokens = tokens
+        self.full = full
         self.max_rows = max_rows
 
     def fits(self, node: str, totals: Mapping[str, int]) -> bool:
-        return sum(totals.values()) <= self.tokens
+        return node != self.full and sum(totals.values()) <= self.tokens
 
     def get_max_batch_size(self, node: str, walk: str) -> int | None:
         return self.max_rows.get(f"{node}_{walk}")
@@ -220,6 +222,14 @@ def test_the_first_that_does_not_fit_holds_those_behind_it():
         waiting.add(remaining)
     made = plan(running, waiting, room=Room(tokens=100))
     assert [request.rid for request in made.admitted] == ["w0"]
+
+
+def test_nobody_overtakes_the_head_of_the_queue():
+    running, waiting = Queue(), Queue("w")
+    running.add(1, total=50)
+    waiting.add(5, place=("m", "w"))
+    waiting.add(5)
+    assert plan(running, waiting, room=Room(full="m")).admitted == ()
 
 
 def test_running_requests_count_with_what_they_will_hold():

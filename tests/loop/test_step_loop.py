@@ -187,6 +187,17 @@ def test_push_back_all_frees_everything_and_repeats_no_delta():
         assert bench.output(rid) == expected(bench, rid)
 
 
+def test_what_was_pushed_back_is_computed_again_in_one_go():
+    bench = bench_of(tokens=64)
+    bench.start("a", 9, 6)
+    for _ in range(3):
+        bench.tick()
+    bench.loop.push_back_all()
+    bench.tick()
+    assert bench.states["a"].computed == 12
+    bench.finish()
+
+
 def test_the_youngest_is_pushed_back_when_requests_outgrow_the_pool():
     bench = bench_of(num_pages=4, page_size=2)
     for rid in ("old", "young"):
@@ -273,7 +284,9 @@ def test_room_that_a_failed_row_frees_is_used_before_anyone_is_pushed_back():
     """b fails while it declares; what it held is enough for a, who would fail otherwise."""
     bench = bench_of(num_pages=4, page_size=2, node=CacheReader(batched=False))
     bench.start("b", 4, 4, fault=StepFault(Stage.DECLARE, 1))
-    bench.start("a", 3, 4)
+    bench.start("a", 4, 4)
+    bench.tick()
+    assert bench.cache.num_free_pages == 0
     bench.finish()
     assert isinstance(bench.error("b"), InjectedError)
     assert bench.output("a") == expected(bench, "a")
