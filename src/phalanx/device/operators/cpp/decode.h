@@ -10,12 +10,20 @@
 
 namespace phalanx {
 
-// Scores of a page's keys for kHeads query heads; q is [kHeads][head_dim].
+// A run of one head's keys or values: the first one, how many, and how far ahead the next run lies.
+template <typename T>
+struct Run {
+  const T* data;
+  int64_t count, ahead;
+};
+
+// Scores of a run of keys for kHeads query heads; q is [kHeads][head_dim].
 template <int kHeads, typename T>
 inline void score_page(
-    const PagedCache<T>& cache, const float* q, const T* keys, int64_t count, float* scores,
-    int64_t stride) {
-  for (int64_t j = 0; j < count; ++j, keys += cache.token_stride()) {
+    const PagedCache<T>& cache, const float* q, Run<T> run, float* scores, int64_t stride) {
+  const T* keys = run.data;
+  for (int64_t j = 0; j < run.count; ++j, keys += cache.token_stride()) {
+    fetch(keys + run.ahead, cache.head_dim);
     vfloat total[kHeads] = {};
     for (int64_t d = 0; d < cache.head_dim; d += kLanes) {
       const vfloat k = load(keys + d);
@@ -27,11 +35,10 @@ inline void score_page(
   }
 }
 
-// out[kHeads][head_dim] += weights times a page's values.
+// out[kHeads][head_dim] += weights times a run of values.
 template <int kHeads, int kParts, typename T>
 inline void mix_part(
-    const PagedCache<T>& cache, const float* weights, int64_t stride, const T* values,
-    int64_t count, float* out) {
+    const PagedCache<T>& cache, const float* weights, int64_t stride, Run<T> run, float* out) {
   vfloat total[kHeads][kParts];
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
@@ -40,7 +47,9 @@ inline void mix_part(
       total[h][part] = load(out + h * cache.head_dim + part * kLanes);
     }
   }
-  for (int64_t j = 0; j < count; ++j, values += cache.token_stride()) {
+  const T* values = run.data;
+  for (int64_t j = 0; j < run.count; ++j, values += cache.token_stride()) {
+    fetch(values + run.ahead, kParts * kLanes);
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       const vfloat v = load(values + part * kLanes);
@@ -59,14 +68,13 @@ inline void mix_part(
 
 template <int kHeads, typename T>
 inline void mix_page(
-    const PagedCache<T>& cache, const float* weights, int64_t stride, const T* values,
-    int64_t count, float* out) {
+    const PagedCache<T>& cache, const float* weights, int64_t stride, Run<T> run, float* out) {
   int64_t d = 0;
   for (; d + 4 * kLanes <= cache.head_dim; d += 4 * kLanes) {
-    mix_part<kHeads, 4>(cache, weights, stride, values + d, count, out + d);
+    mix_part<kHeads, 4>(cache, weights, stride, {run.data + d, run.count, run.ahead}, out + d);
   }
   for (; d < cache.head_dim; d += kLanes) {
-    mix_part<kHeads, 1>(cache, weights, stride, values + d, count, out + d);
+    mix_part<kHeads, 1>(cache, weights, stride, {run.data + d, run.count, run.ahead}, out + d);
   }
 }
 
@@ -115,23 +123,25 @@ void decode(
     store(out + i, vfloat{});
   }
   cache.for_pages(pages, 0, length, [&](int64_t first, int64_t count, int64_t offset) {
+    const int64_t ahead = cache.ahead(pages, first, length);
     for (int64_t head = first_head; head < last_head; ++head) {
-      const T* keys = cache.keys + offset + head * head_dim;
+      const Run<T> run{cache.keys + offset + head * head_dim, count, ahead};
       for_heads(group, [&]<int kHeads>(int64_t g) {
         const int64_t line = (head - first_head) * group + g;
         score_page<kHeads>(
-            cache, queries + line * head_dim, keys, count, scores + line * padded + first, padded);
+            cache, queries + line * head_dim, run, scores + line * padded + first, padded);
       });
     }
   });
   for (int64_t line = 0; line < lines; ++line) softmax(scores + line * padded, length, padded);
   cache.for_pages(pages, 0, length, [&](int64_t first, int64_t count, int64_t offset) {
+    const int64_t ahead = cache.ahead(pages, first, length);
     for (int64_t head = first_head; head < last_head; ++head) {
-      const T* values = cache.values + offset + head * head_dim;
+      const Run<T> run{cache.values + offset + head * head_dim, count, ahead};
       for_heads(group, [&]<int kHeads>(int64_t g) {
         const int64_t line = (head - first_head) * group + g;
         mix_page<kHeads>(
-            cache, scores + line * padded + first, padded, values, count, out + line * head_dim);
+            cache, scores + line * padded + first, padded, run, out + line * head_dim);
       });
     }
   });

@@ -13,6 +13,15 @@ struct PagedCache {
 
   int64_t token_stride() const { return num_kv_heads * head_dim; }
 
+  // Distance from a token in the page of token `index` to the same place in the row's next page, or
+  // 0 if token `end` comes before that. Only the page table knows in which order a row is read, so
+  // readers fetch this far ahead.
+  int64_t ahead(const int32_t* pages, int64_t index, int64_t end) const {
+    const int64_t page = index / page_size;
+    if ((page + 1) * page_size >= end) return 0;
+    return static_cast<int64_t>(pages[page + 1] - pages[page]) * page_size * token_stride();
+  }
+
   // Visits a row's tokens [begin, end) in runs that lie one after another: visit(first token,
   // count, offset of the first token's first head).
   template <typename Visit>
@@ -24,6 +33,12 @@ struct PagedCache {
     }
   }
 };
+
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
+}
 
 template <typename T>
 struct Problem {
