@@ -1,12 +1,14 @@
 """A worker that speaks the benchmark's protocol without any model; run as a script.
 
 Its behaviour is chosen by the `options` of `start`: `fail` raises in every command after it,
-`die` ends the process, `child` starts a process that would outlive it.
+`die` ends the process, `hang` never answers once it has written to the named pipe, `child` starts a process
+that would outlive it and keeps the named pipe open.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -16,21 +18,27 @@ from worker_protocol import Generation, Recorder, Scoring, Start, serve
 class Fake:
     def __init__(self, start: Start) -> None:
         self._options = start.options
-        self._description = f"fake of {os.path.basename(start.model)}"
+        self._model = os.path.basename(start.model)
         if "child" in start.options:
-            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-            self._child = child
-            self._description = str(child.pid)
+            with open(start.options["child"], "w") as kept_open:
+                subprocess.Popen(
+                    [sys.executable, "-c", "import signal; signal.pause()"],
+                    pass_fds=[kept_open.fileno()],
+                )
 
     def describe(self) -> str:
         print("noise that must not reach the answers")
-        return self._description
+        return f"fake of {self._model}"
 
     def generate(self, prompts, max_new_tokens, concurrency) -> Generation:
         if "fail" in self._options:
             raise ValueError("as asked")
         if "die" in self._options:
             os._exit(3)
+        if "hang" in self._options:
+            with open(self._options["hang"], "w") as told:
+                told.write("hanging")
+            signal.pause()
         recorder = Recorder()
         for index in range(len(prompts)):
             recorder.sent(str(index))

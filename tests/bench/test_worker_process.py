@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import psutil
+import os
+import signal
+import threading
+
 import pytest
 
 from phalanx.errors import RequestFailedError
@@ -47,9 +50,46 @@ def test_the_end_of_the_process_is_told(worker):
         worker.ask("generate", **WORK)
 
 
-def test_closing_ends_the_children_too(worker):
-    child = int(str(worker.ask("start", **START, options={"child": 1})["description"]))
-    assert psutil.pid_exists(child)
+@pytest.fixture
+def child_pipe(tmp_path):
+    """A named pipe that the worker's child keeps open as long as it lives, and its reading end."""
+    path = tmp_path / "child"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield path, descriptor
+    os.close(descriptor)
+
+
+def wait_for_its_end(descriptor: int) -> None:
+    os.set_blocking(descriptor, True)
+    assert os.read(descriptor, 1) == b""
+
+
+def test_closing_ends_the_children_too(worker, child_pipe):
+    path, descriptor = child_pipe
+    worker.ask("start", **START, options={"child": str(path)})
+    with pytest.raises(BlockingIOError):
+        os.read(descriptor, 1)
     worker.close()
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    wait_for_its_end(descriptor)
     worker.close()
+
+
+def test_ctrl_c_in_the_middle_of_a_command_ends_it_and_its_children(worker, tmp_path, child_pipe):
+    """The command below never ends by itself."""
+    fifo = tmp_path / "hanging"
+    os.mkfifo(fifo)
+    path, descriptor = child_pipe
+    worker.ask("start", **START, options={"child": str(path), "hang": str(fifo)})
+
+    def interrupt_once_it_hangs() -> None:
+        fifo.read_text()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_once_it_hangs)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.ask("generate", **WORK)
+    thread.join()
+    worker.close()
+    wait_for_its_end(descriptor)

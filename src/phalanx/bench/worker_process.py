@@ -39,6 +39,7 @@ class WorkerProcess:
     ) -> None:
         self.name = name
         self.peak_bytes = 0
+        self._answering = False
         self._log = log
         self._output = log.open("w")
         # A session of its own: Ctrl-C reaches only the benchmark, which then stops its workers.
@@ -69,6 +70,7 @@ class WorkerProcess:
     def ask(self, kind: str, **message: object) -> dict[str, object]:
         """Send one command and wait for its answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._answering = True
         try:
             self._process.stdin.write(json.dumps({"kind": kind, **message}) + "\n")
             self._process.stdin.flush()
@@ -77,6 +79,7 @@ class WorkerProcess:
             line = ""
         if not line:
             raise RequestFailedError(f"{self.name} ended in {kind!r}: {self._tail()}")
+        self._answering = False
         answer: dict[str, object] = json.loads(line)
         if answer.pop("kind") == "failed":
             raise RequestFailedError(
@@ -101,7 +104,8 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
             self._process.stdin.close()
-            self._process.wait(CLOSE_TIMEOUT_S)
+            # An idle worker ends by itself; one that still works would first finish its command.
+            self._process.wait(0.0 if self._answering else CLOSE_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
