@@ -107,16 +107,15 @@ class TorchOperators:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).mul_(weight.float()).to(x.dtype)
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = (table.unsqueeze(1) for table in rotary)
-    first, second = x.chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated.to(x.dtype)
+    """Each half times the cosine, plus the other half times the (signed) sine."""
+    cos, sin = rotary
+    cosines = torch.cat((cos, cos), dim=-1).unsqueeze(1)
+    sines = torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+    return torch.addcmul(x * cosines, x.roll(cos.shape[-1], dims=-1), sines).to(x.dtype)
 
 
 def _prepare(plan: PagedPlan, page_size: int) -> _PreparedPlan:
@@ -183,6 +182,9 @@ def _attend(q: Tensor, cache: tuple[Tensor, Tensor], group: _RowGroup, scale: fl
         )
         return out.reshape(num_tokens, num_heads, head_dim)
     queries = q.view(rows, group.span, num_heads, head_dim).transpose(1, 2)
+    if q.device.type == "cpu":
+        # A CPU attends to many bfloat16 queries at a third of the speed of float32 ones.
+        queries, keys, values = queries.float(), keys.float(), values.float()
     out = functional.scaled_dot_product_attention(
         queries,
         keys,
@@ -192,7 +194,7 @@ def _attend(q: Tensor, cache: tuple[Tensor, Tensor], group: _RowGroup, scale: fl
         scale=scale,
         enable_gqa=folded > 1,
     )
-    return out.transpose(1, 2).reshape(num_tokens, num_heads, head_dim)
+    return out.transpose(1, 2).reshape(num_tokens, num_heads, head_dim).to(q.dtype)
 
 
 def _gather(part: Tensor, group: _RowGroup, rows: int) -> Tensor:
