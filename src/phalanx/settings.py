@@ -1,4 +1,6 @@
-"""The only file that reads environment variables; each is `PHALANX_<NAME>` and is listed here."""
+"""The only file that touches environment variables; each of ours is `PHALANX_<NAME>` and is listed
+here.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +77,14 @@ def cache_dir() -> Path:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phalanx"
+
+
+def limit_thread_spinning() -> None:
+    """Let waiting OpenMP threads sleep after a short spin, unless the user has chosen otherwise.
+
+    A thread that spins keeps the core from the one that it waits for: with as many threads as
+    cores and anything else running, long spins make a step several times slower. Works before
+    torch is imported only, so that a command calls it first.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")

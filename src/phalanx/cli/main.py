@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from phalanx import __version__
+from phalanx import __version__, settings
 from phalanx.cli.bench import bench_app
 from phalanx.cli.generate import generate
 from phalanx.cli.serve import serve
@@ -38,6 +38,7 @@ def version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `arguments` (the process's own by default) and exit."""
+    settings.limit_thread_spinning()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="phalanx")
     except PhalanxError as error:
