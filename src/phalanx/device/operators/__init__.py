@@ -38,5 +38,6 @@ def create_operators(choice: str, device_type: str, dtype: torch.dtype) -> Opera
     except (MissingDependencyError, OSError) as error:
         if choice == "required":
             raise
-        logger.info("native operators are not available, plain torch serves instead: %s", error)
+        reason = str(error).splitlines()[0]
+        logger.info("native operators are not available, plain torch serves instead: %s", reason)
         return TorchOperators()
