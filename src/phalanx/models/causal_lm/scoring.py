@@ -10,6 +10,8 @@ from torch import Tensor
 
 BLOCK_ROWS = 256
 """Rows of logits held at a time when a prompt is scored."""
+CACHE_ROWS = 4
+"""Rows that a CPU turns to float32 and sums at a time: few enough to stay in its cache."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,14 @@ class Scores:
 
 def score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int]) -> Scores:
     """Scores of `tokens` [n] under `logits` [n, vocabulary]."""
+    if logits.device.type != "cpu" or len(tokens) <= CACHE_ROWS:
+        return _score(logits, tokens, top_k, token_ids)
+    starts = range(0, len(tokens), CACHE_ROWS)
+    slices = [slice(start, start + CACHE_ROWS) for start in starts]
+    return joined([_score(logits[rows], tokens[rows], top_k, token_ids) for rows in slices])
+
+
+def _score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int]) -> Scores:
     logits = logits.float()
     norm = torch.logsumexp(logits, dim=-1, keepdim=True)
     values = logits.gather(1, tokens[:, None]) - norm
