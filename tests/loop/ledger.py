@@ -10,6 +10,7 @@ from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.testing.token_request import TokenRequest
+from tests.step.caches import in_flight
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3)
 
@@ -95,6 +96,7 @@ class Bench:
         pool = cache.config.num_pages * cache.config.page_size
         assert 0 <= cache.used_tokens <= pool
         assert loop.idle == (loop.num_running + loop.num_waiting == 0)
+        assert in_flight(cache) == [], "between two steps nothing is in flight"
 
     def finish(self, max_ticks: int = 2000) -> int:
         """Tick until nobody is left; the number of ticks."""

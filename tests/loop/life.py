@@ -9,7 +9,7 @@ from phalanx.errors import RequestFailedError
 from phalanx.schema.control import PauseMode
 from phalanx.schema.events import Failed, Final
 from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFailed
-from phalanx.testing.probe_resource import ProbeSpec
+from phalanx.testing.probe_resource import ProbeResource, ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
 from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
 from tests.loop.ledger import Bench
@@ -93,8 +93,11 @@ class Life:
     def tick(self, num_ticks: int) -> None:
         """Go on, if it was paused."""
         self.bench.loop.paused = False
+        probe = self.bench.engine.resource("probe")
+        assert isinstance(probe, ProbeResource)
         for _ in range(num_ticks):
             self.bench.tick()
+            assert not probe.in_flight
 
     def cancel(self, choice: int) -> None:
         live = sorted(self.bench.ledger.live)
