@@ -99,7 +99,10 @@ def _bars(report: Report, measure: Measure, axes: object) -> None:
         if summary is None:
             continue
         spread = [[summary.median - summary.low], [summary.high - summary.median]]
-        axes.bar(position, summary.median, yerr=spread, capsize=3, label=name, width=0.7)
+        # A system keeps its colour in every panel, also where another has no bar.
+        axes.bar(
+            position, summary.median, yerr=spread, capsize=3, width=0.7, color=f"C{position % 10}"
+        )
         axes.annotate(
             _number(summary.median), (position, summary.median), ha="center", va="bottom", size=7
         )
