@@ -13,12 +13,12 @@ def test_hands_out_every_page_but_the_sink_once():
     assert pool.num_free == 0
 
 
-def test_pages_come_back_in_the_order_they_were_given():
+def test_the_pages_given_back_last_are_taken_first_in_their_order():
     pool = PagePool(3)
     pool.take(3)
     pool.give_back([2])
     pool.give_back([3, 1])
-    assert pool.take(3) == [2, 3, 1]
+    assert pool.take(3) == [3, 1, 2]
 
 
 def test_more_than_there_is_is_our_own_mistake():
