@@ -87,4 +87,4 @@ def limit_thread_spinning() -> None:
     torch is imported only, so that a command calls it first.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")

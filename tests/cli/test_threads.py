@@ -22,7 +22,7 @@ print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "1000"),
+        ({}, "5000"),
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "active"}, "None"),
     ],
