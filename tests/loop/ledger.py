@@ -9,6 +9,7 @@ from phalanx.loop.step_loop import StepLoop
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
+from phalanx.testing.step_models import cache_reader_engine, expected_tokens
 from phalanx.testing.token_request import TokenRequest
 from tests.step.caches import in_flight
 
@@ -118,3 +119,13 @@ class Bench:
         event = self.ledger.ended[rid]
         assert isinstance(event, Failed), event
         return event.error
+
+
+def bench_of(num_pages: int = 64, page_size: int = 4, *, node=None, probe=None, **budget) -> Bench:
+    engine = cache_reader_engine(num_pages, page_size, node=node, probe=probe)
+    return Bench(engine, **budget)
+
+
+def expected(bench: Bench, rid: str) -> tuple[int, ...]:
+    state = bench.states[rid]
+    return expected_tokens(state.prompt, state.count)
