@@ -5,7 +5,7 @@ here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +77,11 @@ def cache_dir() -> Path:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phalanx"
+
+
+def child_environment(values: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `values` set, for a process that it starts."""
+    return {**os.environ, **values}
 
 
 def limit_thread_spinning() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx import settings
 from phalanx.errors import ConfigurationError, MissingDependencyError
 
 WORKERS = Path(__file__).parent / "workers"
@@ -120,10 +120,10 @@ def environment(system: BenchmarkedSystem, python: Path, threads: int) -> dict[s
         for pattern in system.preload
         for path in sorted(Path("/").glob(pattern.format(prefix=prefix.absolute()).lstrip("/")))
     ]
-    values = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    values = {"OMP_NUM_THREADS": str(threads)}
     if found:
         values["LD_PRELOAD"] = ":".join(found)
-    return values
+    return settings.child_environment(values)
 
 
 def _imports(python: Path, module: str) -> bool:

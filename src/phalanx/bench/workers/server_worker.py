@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,6 @@ from worker_protocol import (  # type: ignore[import-not-found]
 )
 
 COMMAND = "from phalanx.cli.main import main; main()"
-READY_TIMEOUT_S = 300.0
 
 
 class Server:
@@ -28,16 +26,15 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="phalanx-bench-")
         log = Path(self._folder.name) / "server.log"
         config = Path(self._folder.name) / "serve.yaml"
-        port = _free_port()
-        config.write_text(json.dumps(_configuration(start, port)))
-        with log.open("w") as output:
+        config.write_text(json.dumps(_configuration(start)))
+        with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, "serve", str(config)],
-                stdout=output,
-                stderr=output,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
-        self._url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(self._process, self._url, log)
+        self._url = _announced_url(self._process, log)
 
     def describe(self) -> str:
         import phalanx
@@ -76,10 +73,10 @@ class Server:
             return list(await asyncio.gather(*(one(client, prompt) for prompt in prompts)))
 
 
-def _configuration(start: Start, port: int) -> dict[str, object]:
+def _configuration(start: Start) -> dict[str, object]:
     return {
         "plugin": "causal_lm",
-        "server": {"port": port},
+        "server": {"port": 0},
         "engine": {"device": "cpu", "dtype": start.dtype, "num_threads": start.threads},
         "plugin_args": {
             "checkpoint_dir": start.model,
@@ -91,26 +88,13 @@ def _configuration(start: Start, port: int) -> dict[str, object]:
     }
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline_s:
-        try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    process.terminate()
-    raise RuntimeError(f"the model server did not become ready:\n{log.read_text()[-2000:]}")
+def _announced_url(process: subprocess.Popen[str], log: Path) -> str:
+    """Where the server listens, from the line that it prints when it is ready."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " at http" in line:
+            return line.rsplit(" at ", 1)[1].strip()
+    raise RuntimeError(f"the model server ended before it was ready:\n{log.read_text()[-2000:]}")
 
 
 if __name__ == "__main__":
