@@ -94,6 +94,21 @@ def test_abort_of_a_whole_answer_is_200_with_what_there_is(server, client, pool)
     assert len(result["output_ids"]) == result["meta_info"]["completion_tokens"]
 
 
+def test_abort_by_the_id_of_one_completion_ends_its_prompt(server, client, pool):
+    sampling = {**ENDLESS, "n": 2}
+    answer = whole(pool, server, text="abc", rid="many", sampling_params=sampling)
+    stream = Streamed(server, text="abc", rid="many-2", sampling_params=sampling)
+    assert b'"id":"many-2_' in stream.first
+    until(lambda: load(client)["num_running_reqs"] == 2)
+    client.post("/abort_request", json={"rid": "many-2_1"})
+    assert b'"type":"abort"' in stream.rest()
+    stream.close()
+    assert not answer.done()
+    client.post("/abort_request", json={"rid": "many_0"})
+    ids = [one["meta_info"]["id"] for one in answer.result()]
+    assert ids == ["many_0", "many_1"]
+
+
 def test_abort_of_a_prefilling_request(server, client, pool):
     # 50,000 tokens at 8 a tick: no token comes before it is aborted.
     answer = whole(pool, server, input_ids=[70] * 50_000, rid="pre-1")

@@ -89,7 +89,7 @@ def create_app(
         routes += _without_text(engine, refusals)
     else:
         service = TextService(engine, serving.tokenizer, parts.live, metrics, parts.clock)
-        routes += _text_routes(service, models, answering, refusals, config)
+        routes += _text_routes(service, models, parts.live, answering, refusals, config)
     return _application(routes, config, parts.lifecycle, parts.clock)
 
 
@@ -145,12 +145,13 @@ def _health_routes(health: HealthRoutes) -> list[BaseRoute]:
 def _text_routes(
     service: TextService,
     models: ServedModels,
+    live: LiveRequests,
     answering: Answering,
     refusals: Refusals,
     config: ServerConfig,
 ) -> list[BaseRoute]:
     generate = GenerateRoute(
-        service, models, answering, incremental=config.incremental_streaming_output
+        service, models, live, answering, incremental=config.incremental_streaming_output
     )
     chat = ChatRoute(service, models, answering)
     completions = CompletionRoute(service, models, answering)

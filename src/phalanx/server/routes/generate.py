@@ -13,6 +13,7 @@ from starlette.responses import Response
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import SGLANG
 from phalanx.server.event_stream import EventStream
+from phalanx.server.live import LiveRequests
 from phalanx.server.merge import merged
 from phalanx.server.served_models import ServedModels
 from phalanx.server.text_service import Prepared, TextService
@@ -28,12 +29,14 @@ class GenerateRoute:
         self,
         service: TextService,
         models: ServedModels,
+        live: LiveRequests,
         answering: Answering,
         *,
         incremental: bool,
     ) -> None:
         self._service = service
         self._models = models
+        self._live = live
         self._answering = answering
         self._incremental = incremental
 
@@ -52,11 +55,12 @@ class GenerateRoute:
 
     async def _whole(self, call: sglang.GenerateCall, prepared: list[Prepared]) -> Response:
         answers: list[sglang.Generation] = []
+        renderings = [self._rendering(call, one) for one in prepared]
         pending = self._service.submit(prepared)
         try:
-            for one, waiting in zip(prepared, pending, strict=True):
+            self._name_completions(renderings)
+            for rendering, waiting in zip(renderings, pending, strict=True):
                 output = await waiting.output()
-                rendering = self._rendering(call, one)
                 answers += sglang.render_output(output, rendering, waiting.elapsed_s)
         finally:
             for waiting in pending:
@@ -67,24 +71,31 @@ class GenerateRoute:
 
     async def _stream(self, call: sglang.GenerateCall, prepared: list[Prepared]) -> Response:
         many = call.batch or prepared[0].request.sampling.n > 1
+        renderings = [self._rendering(call, one) for one in prepared]
         renderers: list[sglang.StreamRenderer] = []
         first_index = 0
-        for one in prepared:
+        for rendering in renderings:
             renderers.append(
                 sglang.StreamRenderer(
-                    self._rendering(call, one),
+                    rendering,
                     incremental=self._incremental,
                     first_index=first_index if many else None,
                 )
             )
-            first_index += one.request.sampling.n
+            first_index += rendering.num_completions
         events = _events(await self._service.stream(prepared), renderers)
+        self._name_completions(renderings)
         return EventStream(
             await anext(events),
             events,
             render_error=SGLANG.stream_error,
             write_timeout_s=self._service.stall_timeout_s,
         )
+
+    def _name_completions(self, renderings: list[sglang.Rendering]) -> None:
+        for one in renderings:
+            ids = [one.completion_id(index) for index in range(one.num_completions)]
+            self._live.name_completions(one.rid, ids)
 
     def _rendering(self, call: sglang.GenerateCall, one: Prepared) -> sglang.Rendering:
         options = one.request.logprobs
