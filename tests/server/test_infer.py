@@ -73,6 +73,24 @@ def test_bad_requests(client, body):
         assert response.status_code == 400
 
 
+@pytest.mark.parametrize("body", [b'{"count": ' + b"[" * 100_000, b"[" * 100_000])
+def test_deeply_nested_json(client, body):
+    for stream in ("false", "true"):
+        response = client.post("/infer", params={"stream": stream}, content=body)
+        assert response.status_code == 400, response.text
+
+
+def test_json_that_a_free_form_field_takes_in_too_deeply():
+    if Scale.name not in Engine.registered():
+        Engine.register(Scale)
+    args = EngineArgs("scale", ScaleArgs(3.0), CONFIG)
+    with running(lambda: Engine(args), None, ServerConfig(port=0)) as server:
+        with server.client() as client:
+            response = client.post("/infer", content=b'{"values": ' + b"[" * 100_000)
+            assert response.status_code == 400
+            assert "nested too deeply" in response.json()["message"]
+
+
 def test_failure(client):
     body = {"count": 1, "fault": "fail"}
     for stream in ("false", "true"):

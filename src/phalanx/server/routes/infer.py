@@ -83,8 +83,10 @@ class InferRoute:
             if isinstance(cause, InvalidRequestError):
                 raise cause from None
             raise MalformedRequestError(str(error).replace("`", "")) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedRequestError(f"the body is not valid JSON: {error}") from error
+        except RecursionError as error:
+            raise MalformedRequestError("the body is nested too deeply") from error
 
 
 @runtime_checkable
