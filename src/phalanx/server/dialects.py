@@ -40,8 +40,8 @@ class SGLangDialect:
         return sglang.failure_body(str(error))
 
     def stream_error(self, error: PhalanxError) -> bytes:
-        failure = failure_of(error)
-        line = sglang.stream_error_line(str(error), failure.status, retryable=failure.retryable)
+        # A part of the answer is with the client: sent again, the request would answer twice.
+        line = sglang.stream_error_line(str(error), failure_of(error).status, retryable=False)
         return line + DONE
 
     def refusal(self, message: str, status: int, code: str) -> bytes:
