@@ -60,6 +60,15 @@ def test_truncated_or_broken_json(client, body):
     )
 
 
+@pytest.mark.parametrize(
+    "value, hinted", [(b"NaN", True), (b"-Infinity", True), (b'"NaN \\ud800"', False)]
+)
+def test_the_hint_at_nan_is_for_those_who_sent_it(client, value, hinted):
+    for path, field in (("/generate", b"text"), ("/v1/completions", b"prompt")):
+        message = refused(client.post(path, content=b'{"%b": %b}' % (field, value)))
+        assert ("NaN and Infinity" in message) == hinted
+
+
 def test_deeply_nested_json(client):
     body = b'{"custom_labels": ' + b"[" * 100_000
     refused(client.post("/generate", content=body))

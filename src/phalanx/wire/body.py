@@ -15,6 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _PATH = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<path>.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`")
+_NOT_FINITE = re.compile(rb"[:\[,]\s*-?(NaN|Infinity)\b")
 _TYPES = re.compile(r"`([^`]*)`")
 
 
@@ -35,9 +36,8 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise self._explained(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedRequestError(
-                f"the body is not valid JSON: {error} (NaN and Infinity are not JSON)"
-            ) from error
+            hint = " (NaN and Infinity are not JSON)" if _NOT_FINITE.search(body) else ""
+            raise MalformedRequestError(f"the body is not valid JSON: {error}{hint}") from error
         except RecursionError as error:
             raise MalformedRequestError("the body is nested too deeply") from error
 
