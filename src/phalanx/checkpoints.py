@@ -47,17 +47,23 @@ def check_checkpoint(model: str | Path) -> None:
 def checkpoint_dir(model: str | Path, progress: Progress | None = None) -> Path:
     """The directory of `model`, prepared first where it is a name; an existing directory wins.
 
+    The last part of its path names the model: `.` and `..` become the directories they mean.
+
     Raises `ConfigurationError` for an unknown name and what the name's source raises.
     """
     check_checkpoint(model)
     if Path(model).is_dir():
-        return Path(model)
+        return _named(Path(model))
     source: CheckpointSource = _points()[str(model)].load()
     return source(settings.cache_dir(), _silent if progress is None else progress)
 
 
 def _points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _named(directory: Path) -> Path:
+    return directory.resolve() if directory.name in ("", "..") else directory
 
 
 def _looks_like_path(model: str) -> bool:

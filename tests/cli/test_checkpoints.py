@@ -56,6 +56,12 @@ def test_an_existing_directory_wins_over_a_name(tiny, tmp_path):
     assert not tiny.exists()
 
 
+@pytest.mark.parametrize("model", [".", "inner/..", "inner/../."])
+def test_the_current_directory_has_its_name(tiny, tmp_path, model):
+    (tmp_path / "inner").mkdir()
+    assert checkpoint_dir(model).name == tmp_path.name
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
