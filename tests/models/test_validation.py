@@ -50,6 +50,27 @@ def test_ids_to_score():
     assert error.field == "token_ids_logprob"
 
 
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("prompt", {"prompt": 123}),
+        ("prompt", {"prompt": "a\ud800b"}),
+        ("priority", {"prompt": "a", "priority": "high"}),
+        ("priority", {"prompt": "a", "priority": True}),
+    ],
+)
+def test_values_of_another_type(field, given):
+    with pytest.raises(InvalidRequestError) as caught:
+        GenerateRequest(**given)
+    assert caught.value.field == field
+
+
+def test_ids_to_score_are_bounded():
+    LogprobOptions(token_ids=(1,) * 1024)
+    with pytest.raises(InvalidRequestError, match="1025 entries; at most 1024"):
+        LogprobOptions(token_ids=(1,) * 1025)
+
+
 def test_lengths():
     assert refusal((5,) * 32).field == "prompt"
     assert refusal((5,) * 29).field == "max_new_tokens"

@@ -198,8 +198,10 @@ class Engine:
         """Refuse what can never be served; returns the request's id."""
         plugin = self._plugin
         try:
-            if rid is not None and (not isinstance(rid, str) or not rid):
-                raise InvalidRequestError(f"rid {rid!r} must be a non-empty string", field="rid")
+            if rid is not None and not _is_name(rid):
+                raise InvalidRequestError(
+                    f"rid {rid!r} must be a non-empty string that UTF-8 can hold", field="rid"
+                )
             if not isinstance(request, plugin.request_cls):
                 raise InvalidRequestError(
                     f"plugin {plugin.name!r} takes {plugin.request_cls.__name__}, "
@@ -234,3 +236,14 @@ def _checked_plugin(args: EngineArgs) -> PluginClass:
             f"config is {type(args.config).__name__}; it must be phalanx.EngineConfig or None"
         )
     return plugin
+
+
+def _is_name(rid: object) -> bool:
+    """Whether `rid` can name a request wherever it goes."""
+    if not isinstance(rid, str) or not rid:
+        return False
+    try:
+        rid.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,6 +12,7 @@ from phalanx.errors import InvalidRequestError
 from phalanx.schema.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 256
+MAX_TOKEN_IDS_LOGPROB = 1024
 
 
 class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,12 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"top_k={self.top_k} must be from 0 to {MAX_TOP_LOGPROBS}",
                 field="top_logprobs_num",
             )
+        if len(self.token_ids) > MAX_TOKEN_IDS_LOGPROB:
+            raise InvalidRequestError(
+                f"token_ids has {len(self.token_ids)} entries; at most {MAX_TOKEN_IDS_LOGPROB} "
+                "are allowed",
+                field="token_ids_logprob",
+            )
         if any(token_id < 0 for token_id in self.token_ids):
             raise InvalidRequestError("token ids must not be negative", field="token_ids_logprob")
 
@@ -57,6 +64,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.input_ids is None):
             raise InvalidRequestError("give exactly one of prompt and input_ids", field="prompt")
+        if self.prompt is not None:
+            _check_text("prompt", self.prompt)
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidRequestError(
+                f"priority={self.priority!r} must be an integer", field="priority"
+            )
         if not (self.prompt or self.input_ids):
             raise InvalidRequestError(
                 "the prompt is empty; give at least one token",
@@ -67,6 +80,17 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(
                 "stop strings and stop expressions need detokenize=True", field="detokenize"
             )
+
+
+def _check_text(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{field}={value!r} must be a string", field=field)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{field} is not text that UTF-8 can hold: {error}", field=field
+        ) from None
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
