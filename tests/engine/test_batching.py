@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from phalanx import Engine, InvalidRequestError, RequestFailedError
+from phalanx.engine.sinks import FutureSink
 from phalanx.errors import EngineOverloadedError
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.testing import Counting, CountingArgs, CountOutput, CountRequest, Fault
@@ -280,3 +281,20 @@ def test_an_interrupted_step_cancels_its_request(gated, gate, interrupt_when):
     gate.open()
     assert gated.step(CountRequest(count=3)) == numbers(3)
     assert gated.statistics().num_cancelled == 1
+
+
+@pytest.mark.parametrize("rid", ["", "r\ud800", 7])
+def test_an_id_that_cannot_name_a_request_is_refused(counting, rid):
+    with pytest.raises(InvalidRequestError) as caught:
+        counting.submit(CountRequest(count=1), rid=rid)
+    assert caught.value.field == "rid"
+    assert counting.step(CountRequest(count=1)) == numbers(1)
+
+
+def test_a_cancel_that_overtakes_its_request_still_ends_it(counting):
+    sink = FutureSink()
+    live = counting._requests.accept("late", sink)
+    counting._executor.cancel(live)
+    counting._executor.submit(live, CountRequest(count=10**9))
+    assert len(sink.future.result().numbers) < 10**9
+    assert counting.statistics().num_cancelled == 1

@@ -49,8 +49,8 @@ class BatchingExecutor:
         self._refuse_on_loop_thread("step")
         sink = CallerSink()
         live = self._requests.accept(rid, sink)
-        self.submit(live, request)
         try:
+            self.submit(live, request)
             return sink.future.result()
         finally:
             if not sink.future.done():  # interrupted

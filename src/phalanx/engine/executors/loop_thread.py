@@ -178,6 +178,8 @@ class LoopThread:
                 case Start(live=live, request=request):
                     if self._requests.claim(live):
                         entry.start(live.rid, request)
+                        if live.cancelled:  # before it came here
+                            entry.cancel(live.rid)
                 case Cancel(live=live):
                     self._cancel(entry, live)
                 case Control(op=op, answer=answer):
