@@ -69,6 +69,16 @@ def test_evenly_spaced_draws_give_each_token_its_share(name):
     assert (counts - reference(LOGITS, row) * num_draws).abs().max() <= 1.0
 
 
+def test_all_that_top_k_keeps_counts_for_top_p_though_min_p_cuts_earlier():
+    size = 5000
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(3)) * 0.1
+    ranked = logits.softmax(-1).sort(descending=True).values
+    row = RowFilter(1.0, top_k=2000, top_p=0.95, min_p=float(ranked[1019] / ranked[0]))
+    last = draw(logits[None], [row], [1.0 - 1e-9])
+    rank = int((logits > logits[last]).sum())
+    assert 1015 <= rank <= 1020, "not 0.95 of the first 1024"
+
+
 def test_a_large_vocabulary_is_filtered_as_a_small_one():
     """Nucleus sampling beyond the tokens that are tried first."""
     size = 5000

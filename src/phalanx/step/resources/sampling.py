@@ -106,7 +106,9 @@ def _draw_filtered(logits: Tensor, row: RowFilter, point: float) -> Tensor:
 def _enough(values: Tensor, row: RowFilter) -> bool:
     """Whether the candidates are sure to contain all that top-p and min-p keep."""
     by_top_p = row.top_k < 1 and row.top_p < 1.0 and float(values.sum()) >= row.top_p
-    by_min_p = row.min_p > 0.0 and float(values[-1]) < row.min_p * float(values[0])
+    # top-p after top-k needs the sum of all that top-k keeps.
+    cut_by_min_p = row.min_p > 0.0 and (row.top_k < 1 or row.top_p >= 1.0)
+    by_min_p = cut_by_min_p and float(values[-1]) < row.min_p * float(values[0])
     return by_top_p or by_min_p
 
 
