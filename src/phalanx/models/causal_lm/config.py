@@ -149,6 +149,7 @@ def _eos_ids(raw: Mapping[str, Any], directory: Path) -> frozenset[int]:
         return frozenset()
     ids = value if isinstance(value, list) else [value]
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        known = isinstance(token, int) and not isinstance(token, bool)
+        if not known or not 0 <= token < _count(raw, "vocab_size"):
             raise CheckpointError(f"{directory}: eos_token_id={value!r} must be token ids")
     return frozenset(ids)

@@ -69,6 +69,11 @@ class Sequence:
         self._finish: FinishReason | None = None
         self._num_reported = 0
         self._seed = _seed(rid, request.sampling, index)
+        own = frozenset(request.sampling.stop_token_ids)
+        self.stop_ids = own if request.sampling.ignore_eos else own | limits.eos_ids
+        """Ids that end the text."""
+        self._ends = own | limits.eos_ids
+        """Ids that must not come before `min_new_tokens`."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -77,12 +82,6 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end the text."""
-        own = frozenset(self.sampling.stop_token_ids)
-        return own if self.sampling.ignore_eos else own | self._limits.eos_ids
 
     @property
     def constrained(self) -> bool:
@@ -201,11 +200,6 @@ class Sequence:
     @property
     def _holds_back(self) -> bool:
         return len(self.output_ids) < self.sampling.min_new_tokens
-
-    @property
-    def _ends(self) -> frozenset[int]:
-        """Ids that must not come before `min_new_tokens`."""
-        return self.stop_ids | self._limits.eos_ids
 
     def _finish_after(self, token: int) -> FinishReason | None:
         count = len(self.output_ids)
