@@ -68,7 +68,9 @@ def test_logprobs_are_those_of_the_engine(server, client):
         )
     )
     prompt, answer = output.prompt_logprobs, output.completions[0].logprobs
-    assert [entry[0] for entry in meta["input_token_logprobs"]] == pytest.approx(prompt.values)
+    values = [entry[0] for entry in meta["input_token_logprobs"]]
+    assert values[0] is None
+    assert values[1:] == pytest.approx(prompt.values[1:])
     assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"] - 2
     assert [entry[0] for entry in meta["output_token_logprobs"]] == pytest.approx(answer.values)
     assert [[pair[1] for pair in row] for row in meta["output_top_logprobs"]] == [

@@ -123,13 +123,27 @@ class LogprobTexts:
 def add_input_logprobs(
     meta: MetaInfo, texts: LogprobTexts, logprobs: TokenLogprobs | None, rendering: Rendering
 ) -> None:
-    """Fill in the prompt's part; empty lists where none was asked for."""
-    prompt = logprobs if logprobs is not None else TokenLogprobs()
+    """Fill in the prompt's part; empty lists where none was asked for.
+
+    The first entry has no values wherever the part begins: SGLang's clients drop it unread.
+    """
+    prompt = _without_first(logprobs) if logprobs is not None else TokenLogprobs()
     meta.input_token_logprobs = texts.values(prompt)
     if rendering.top:
         meta.input_top_logprobs = texts.rows(prompt.top)
     if rendering.selected:
         meta.input_token_ids_logprobs = texts.rows(prompt.selected)
+
+
+def _without_first(prompt: TokenLogprobs) -> TokenLogprobs:
+    if not prompt.values:
+        return prompt
+    return TokenLogprobs(
+        token_ids=prompt.token_ids,
+        values=(None, *prompt.values[1:]),
+        top=None if prompt.top is None else (None, *prompt.top[1:]),
+        selected=None if prompt.selected is None else (None, *prompt.selected[1:]),
+    )
 
 
 def add_output_logprobs(
