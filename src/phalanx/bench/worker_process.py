@@ -22,7 +22,7 @@ except ImportError as error:
         "benchmarks need psutil; install it with pip install 'phalanx[bench]'"
     ) from error
 
-SAMPLE_S = 0.1
+SAMPLE_S = 0.5
 CLOSE_TIMEOUT_S = 20.0
 _LOG_TAIL = 1500
 
@@ -114,6 +114,8 @@ class WorkerProcess:
 
     def _watch(self) -> None:
         while not self._stopped.wait(SAMPLE_S):
+            if not self._answering:
+                continue  # looking costs processor time that another system is measured on
             total = 0
             for process in self._tree():
                 try:
