@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -59,18 +60,24 @@ class ChatTemplate:
         """
         values: dict[str, Any] = {**self._special_tokens, **(variables or {})}
         values.update(
-            messages=list(messages),
             tools=tools,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
         )
         values.setdefault("documents", None)
+        text = self._rendered(messages, values)
+        if not continue_final_message:
+            return text
+        mark = uuid.uuid4().hex
+        marked = self._rendered(_with_mark(messages, mark), values)
+        return _cut_at_final_message(text, marked, mark)
+
+    def _rendered(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
         try:
-            text = self._template.render(values)
+            return self._template.render({**values, "messages": list(messages)})
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, OverflowError) as error:
             raise InvalidRequestError(
                 f"the chat template cannot render these messages: {error}", field="messages"
             ) from error
-        return _cut_at_final_message(text, messages) if continue_final_message else text
 
     @functools.cached_property
     def _template(self) -> jinja2.Template:
@@ -122,29 +129,40 @@ def _strftime_now(clock: Clock) -> Callable[[str], str]:
     return strftime_now
 
 
-def _cut_at_final_message(text: str, messages: Sequence[Message]) -> str:
-    """`text` up to the end of the last message's content, without what closes the message."""
-    content = _final_text(messages)
-    stripped = content.strip()
-    at = text.rfind(stripped)
-    if at < 0 or not stripped:
-        raise InvalidRequestError(
-            "continue_final_message=true needs a last message whose text the chat template renders "
-            "unchanged",
-            field="continue_final_message",
-        )
-    kept = content.lstrip()
-    whole = text[at : at + len(kept)] == kept
-    return text[: at + len(kept if whole else stripped)]
+def _with_mark(messages: Sequence[Message], mark: str) -> list[Message]:
+    """`messages` with `mark` behind the last one's text (the last of its parts that is text)."""
+    if not messages:
+        raise _cannot_continue()
+    *earlier, last = messages
+    content = last.get("content")
+    if isinstance(content, str) and content.strip():
+        return [*earlier, {**last, "content": content + mark}]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = list(content)
+        for at in reversed(range(len(parts))):
+            part = parts[at]
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if isinstance(part, Mapping) and isinstance(text, str) and text.strip():
+                parts[at] = {**part, "text": text + mark}
+                return [*earlier, {**last, "content": parts}]
+    raise _cannot_continue()
 
 
-def _final_text(messages: Sequence[Message]) -> str:
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        for part in reversed(content):
-            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-                text: str = part["text"]
-                return text
-    return ""
+def _cut_at_final_message(text: str, marked: str, mark: str) -> str:
+    """`text` up to the end of the last message's content, without what closes the message.
+
+    What follows the mark in `marked` is what closes the message. It is taken off `text`, not off
+    `marked`: a template that strips the content cannot strip blanks that the mark follows.
+    """
+    _, found, closing = marked.rpartition(mark)
+    if not found or not text.endswith(closing):
+        raise _cannot_continue()
+    return text.removesuffix(closing)
+
+
+def _cannot_continue() -> InvalidRequestError:
+    return InvalidRequestError(
+        "continue_final_message=true needs a last message whose text is not blank and which the "
+        "chat template renders to its end",
+        field="continue_final_message",
+    )
