@@ -144,6 +144,8 @@ class ScriptedText(BatchingEntry):
         events: list[Event] = []
         for rid in self._cancelled:
             sequence = self._live.pop(rid)
+            if sequence.matcher is not None:
+                sequence.text += sequence.matcher.finish()
             events.append(Final(rid, self._output(sequence, Abort()), cancelled=True))
         self._cancelled.clear()
         if not self._paused:

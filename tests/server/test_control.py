@@ -1,6 +1,7 @@
 """Abort, pause, flush, info and metrics while requests are in every state."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,6 +83,20 @@ def test_abort_of_a_decoding_request_keeps_its_tokens(server, client):
     assert '"type":"abort"' in last
     assert last.endswith("data: [DONE]\n\n")
     stream.close()
+
+
+def test_abort_hands_out_what_was_held_back_for_a_stop_string(server, client, tokenizer):
+    # The text is "abcabc...", all of whose newest 900 characters may begin the stop string.
+    sampling = {**ENDLESS, "stop": "abc" * 300 + "d"}
+    stream = Streamed(server, text="abc", rid="half-1", sampling_params=sampling)
+    client.post("/abort_request", json={"rid": "half-1"})
+    *_, last, done = (stream.first + stream.rest()).decode().strip().split("\n\n")
+    stream.close()
+    assert done == "data: [DONE]"
+    result = json.loads(last.removeprefix("data: "))
+    assert result["meta_info"]["finish_reason"]["type"] == "abort"
+    assert result["output_ids"]
+    assert result["text"] == tokenizer.decode(result["output_ids"])
 
 
 def test_abort_of_a_whole_answer_is_200_with_what_there_is(server, client, pool):
@@ -265,8 +280,41 @@ def test_health_generate_fails_while_nothing_is_generated(serve):
         until(lambda: client.get("/health_generate").status_code == 200)
 
 
+def test_health_generate_passes_where_a_full_queue_moves(serve):
+    config = {"health_generate_timeout_s": 30.0}
+    runtime = {"max_pending_requests": 1}
+    with serve(server=config, runtime=runtime, pace_s=0.001) as server, server.client() as client:
+        stream = Streamed(server, text="a", sampling_params=ENDLESS)
+        assert client.get("/health_generate").status_code == 200
+        client.post("/abort_request", json={"abort_all": True})
+        stream.rest()
+        stream.close()
+
+
+def test_health_generate_fails_where_a_full_queue_stands_still(serve, pool):
+    config = {"health_generate_timeout_s": 0.05}
+    runtime = {"max_pending_requests": 1}
+    with serve(server=config, runtime=runtime) as server, server.client() as client:
+        with paused(client):
+            answer = whole(pool, server, text="abc")
+            until(lambda: load(client)["num_total_reqs"] == 1)
+            assert client.get("/health_generate").status_code == 503
+        assert answer.result()["text"] == "abc"
+
+
+def test_health_generate_passes_where_its_token_is_late_and_others_get_theirs(serve):
+    config = {"health_generate_timeout_s": 0.2}
+    with serve(server=config, max_batch_size=1, pace_s=0.001) as server, server.client() as client:
+        stream = Streamed(server, text="a", sampling_params=ENDLESS)
+        assert client.get("/health_generate").status_code == 200
+        client.post("/abort_request", json={"abort_all": True})
+        stream.rest()
+        stream.close()
+
+
 def test_metrics_count_what_happened(serve):
     with serve() as server, server.client() as client:
+        assert client.get("/health_generate").status_code == 200
         client.post("/generate", json={"text": "abc"})
         events(client.post("/generate", json={"text": "abc", "stream": True}))
         client.post("/generate", json={"text": ""})

@@ -68,6 +68,7 @@ class TextStream:
     def _note(self, delta: GenerateDelta) -> None:
         metrics, progress = self._record.metrics, self._progress[delta.index]
         progress.over = delta.finish_reason is not None
+        progress.num_characters += len(delta.text or "")
         num_tokens = len(delta.token_ids)
         if num_tokens == 0:
             return
@@ -85,7 +86,7 @@ class TextStream:
         deltas = [] if held is None else [held]
         for index, progress in enumerate(self._progress):
             if not progress.over:
-                rest = _rest(index, output, progress.num_tokens)
+                rest = _rest(index, output, progress)
                 deltas.append(self._texts.with_text(rest))
         *earlier, last = deltas
         return [*(Part(delta) for delta in earlier), Part(last, output)]
@@ -96,21 +97,22 @@ class _Progress:
 
     def __init__(self) -> None:
         self.num_tokens = 0
+        self.num_characters = 0
         self.last_s = 0.0
         self.over = False
 
 
-def _rest(index: int, output: GenerateOutput, num_seen: int) -> GenerateDelta:
-    """What completion `index` has beyond the first `num_seen` tokens.
+def _rest(index: int, output: GenerateOutput, seen: _Progress) -> GenerateDelta:
+    """What completion `index` has beyond what was `seen` of it.
 
-    Text that the engine made cannot be cut at a token, so it is taken only where none was seen.
+    Text may have been held back for tokens that were seen: the two are counted apart.
     """
     completion: Completion = output.completions[index]
-    logprobs = completion.logprobs
+    num_seen, text, logprobs = seen.num_tokens, completion.text, completion.logprobs
     return GenerateDelta(
         index=index,
         token_ids=completion.token_ids[num_seen:],
-        text=completion.text if num_seen == 0 else None,
+        text=None if text is None else text[seen.num_characters :],
         logprobs=None if logprobs is None else _after(logprobs, num_seen),
         prompt_logprobs=output.prompt_logprobs if index == 0 and num_seen == 0 else None,
         finish_reason=completion.finish_reason,
