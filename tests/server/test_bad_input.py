@@ -6,7 +6,8 @@ import socket
 import httpx
 import pytest
 
-from phalanx.schema.sampling import MAX_STOP_STRINGS
+from phalanx.schema.sampling import MAX_STOP_EXPRESSIONS, MAX_STOP_STRINGS
+from phalanx.server.text_service import MAX_BATCH_EXPRESSIONS
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,17 @@ def test_the_hint_at_nan_is_for_those_who_sent_it(client, value, hinted):
     for path, field in (("/generate", b"text"), ("/v1/completions", b"prompt")):
         message = refused(client.post(path, content=b'{"%b": %b}' % (field, value)))
         assert ("NaN and Infinity" in message) == hinted
+
+
+def test_openai_routes_name_the_limit_that_was_sent(client):
+    ask = {"messages": [{"role": "user", "content": "a"}]}
+    for path, name, body in (
+        ("/v1/completions", "max_tokens", {"prompt": "a"}),
+        ("/v1/chat/completions", "max_completion_tokens", ask),
+    ):
+        response = client.post(path, json={**body, name: 10**6})
+        assert f" {name}=1000000 " in refused(response)
+        assert response.json()["error"]["param"] == name
 
 
 def test_deeply_nested_json(client):
@@ -167,6 +179,22 @@ def test_a_thousand_stop_strings(client, stream):
     body = {"text": "a", "stream": stream, "sampling_params": {"stop": stops}}
     assert str(MAX_STOP_STRINGS) in refused(client.post("/generate", json=body))
     body["sampling_params"]["stop"] = stops[:MAX_STOP_STRINGS]
+    assert client.post("/generate", json=body).status_code == 200
+
+
+def test_too_many_stop_expressions(client):
+    expressions = [f"stop{at}" for at in range(1000)]
+    body = {"text": "a", "sampling_params": {"stop_regex": expressions}}
+    assert str(MAX_STOP_EXPRESSIONS) in refused(client.post("/generate", json=body))
+    body["sampling_params"]["stop_regex"] = expressions[:MAX_STOP_EXPRESSIONS]
+    assert client.post("/generate", json=body).status_code == 200
+
+
+def test_too_many_stop_expressions_in_a_batch(client):
+    params = [{"stop_regex": f"stop{at}"} for at in range(MAX_BATCH_EXPRESSIONS + 1)]
+    body = {"text": ["a"] * len(params), "sampling_params": params}
+    assert str(MAX_BATCH_EXPRESSIONS) in refused(client.post("/generate", json=body))
+    params[-1] = params[0]
     assert client.post("/generate", json=body).status_code == 200
 
 

@@ -49,6 +49,45 @@ def test_chat_defaults_are_openais():
     assert not call.stream
 
 
+def refusal(parsed_sampling) -> tuple[str, str]:
+    with pytest.raises(InvalidRequestError) as caught:
+        parsed_sampling()
+    return caught.value.field, str(caught.value).partition(" must")[0]
+
+
+@pytest.mark.parametrize(
+    "body, field, shown",
+    [
+        ({"max_tokens": -1}, "max_tokens", "max_tokens=-1"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "max_completion_tokens=-1"),
+        ({"min_tokens": -1}, "min_tokens", "min_tokens=-1"),
+        ({"seed": 2**63}, "seed", f"seed={2**63}"),
+        ({"sampling_seed": 2**63}, "sampling_seed", f"sampling_seed={2**63}"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs=-1"),
+        ({"top_k": -2}, "top_k", "top_k=-2"),
+    ],
+)
+def test_refusals_name_the_fields_of_the_client(body, field, shown):
+    assert refusal(lambda: chat(**body).sampling(10)) == (field, shown)
+
+
+@pytest.mark.parametrize(
+    "body, field, shown",
+    [
+        ({"max_tokens": -1}, "max_tokens", "max_tokens=-1"),
+        ({"logprobs": -1}, "logprobs", "logprobs=-1"),
+    ],
+)
+def test_refused_completions_name_the_fields_of_the_client(body, field, shown):
+    encoded = msgspec.json.encode({"prompt": "a", **body})
+    assert refusal(lambda: parse_completion(encoded).sampling()) == (field, shown)
+
+
+def test_every_value_of_a_refusal_has_the_clients_name():
+    with pytest.raises(InvalidRequestError, match="min_tokens=5 must not exceed max_tokens=4"):
+        chat(max_tokens=4, min_tokens=5).sampling(10)
+
+
 def test_max_completion_tokens_wins():
     assert chat(max_tokens=5).sampling(100).max_new_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=6).sampling(100).max_new_tokens == 6

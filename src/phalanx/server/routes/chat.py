@@ -22,6 +22,7 @@ from phalanx.wire.openai import (
     Header,
     PromptAnswer,
     extras_with_headers,
+    in_clients_names,
     parse_chat,
 )
 from phalanx.wire.sse import DONE
@@ -60,7 +61,8 @@ class ChatRoute:
             priority=call.body.priority or 0,
             detokenize=True,
         )
-        prepared = await self._service.prepare([(header.id, request)])
+        with in_clients_names(call.names):
+            prepared = await self._service.prepare([(header.id, request)])
         renderer = ChatRenderer(header)
         if call.stream:
             return await self._stream(prepared, renderer)

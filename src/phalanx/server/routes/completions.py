@@ -23,6 +23,7 @@ from phalanx.wire.openai import (
     Header,
     PromptAnswer,
     extras_with_headers,
+    in_clients_names,
     parse_completion,
 )
 from phalanx.wire.sse import DONE
@@ -53,7 +54,8 @@ class CompletionRoute:
             extras=extras_with_headers(call.extras, headers, stream=call.stream),
             include_usage=call.include_usage,
         )
-        prepared = await self._service.prepare(_requests(call, header.id))
+        with in_clients_names(call.names):
+            prepared = await self._service.prepare(_requests(call, header.id))
         renderer = CompletionRenderer(
             header,
             num_completions=call.body.n or 1,

@@ -7,6 +7,7 @@ from phalanx.wire.openai.completion_response import CompletionRenderer
 from phalanx.wire.openai.completions import CompletionCall, parse_completion
 from phalanx.wire.openai.errors import error_body, stream_error_line
 from phalanx.wire.openai.models import model_body, models_body
+from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import extras_with_headers
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "PromptAnswer",
     "error_body",
     "extras_with_headers",
+    "in_clients_names",
     "model_body",
     "models_body",
     "parse_chat",

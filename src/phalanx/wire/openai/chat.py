@@ -10,6 +10,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.generate import LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import BodyDecoder, refuse_unsupported
+from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import (
     Extras,
     JsonSchema,
@@ -20,6 +21,7 @@ from phalanx.wire.openai.sampling import (
     extras,
     include_usage,
     sampling_params,
+    shared_names,
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -101,10 +103,16 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     def add_generation_prompt(self) -> bool:
         return self.body.add_generation_prompt is not False
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The client's names for the schema's fields."""
+        return _names(self.body)
+
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """The sampling, where the context leaves room for `max_new_tokens`."""
         limit = self.max_tokens if self.max_tokens is not None else max_new_tokens
-        return sampling_params(self.body, limit)
+        with in_clients_names(self.names):
+            return sampling_params(self.body, limit)
 
 
 def parse_chat(body: bytes) -> ChatCall:
@@ -128,12 +136,25 @@ def parse_chat(body: bytes) -> ChatCall:
     )
 
 
+def _names(body: ChatBody) -> dict[str, str]:
+    names = {
+        **shared_names(body),
+        "top_logprobs_num": "top_logprobs",
+        "prompt": "messages",
+        "input_ids": "messages",
+    }
+    if body.max_completion_tokens is not None:
+        names["max_new_tokens"] = "max_completion_tokens"
+    return names
+
+
 def _logprobs(body: ChatBody) -> LogprobOptions | None:
     if not body.logprobs:
         if body.top_logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs=true", field="top_logprobs")
         return None
-    return LogprobOptions(top_k=body.top_logprobs or 0)
+    with in_clients_names(_names(body)):
+        return LogprobOptions(top_k=body.top_logprobs or 0)
 
 
 def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:

@@ -10,6 +10,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.generate import LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import BodyDecoder, refuse_unsupported
+from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import (
     Extras,
     JsonSchema,
@@ -20,6 +21,7 @@ from phalanx.wire.openai.sampling import (
     extras,
     include_usage,
     sampling_params,
+    shared_names,
 )
 
 DEFAULT_MAX_TOKENS = 16
@@ -56,9 +58,15 @@ class CompletionCall(msgspec.Struct, frozen=True, kw_only=True):
     def echo(self) -> bool:
         return bool(self.body.echo)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The client's names for the schema's fields."""
+        return _names(self.body)
+
     def sampling(self) -> SamplingParams:
         limit = self.body.max_tokens
-        return sampling_params(self.body, DEFAULT_MAX_TOKENS if limit is None else limit)
+        with in_clients_names(self.names):
+            return sampling_params(self.body, DEFAULT_MAX_TOKENS if limit is None else limit)
 
 
 def parse_completion(body: bytes) -> CompletionCall:
@@ -80,12 +88,17 @@ def parse_completion(body: bytes) -> CompletionCall:
     )
 
 
+def _names(body: CompletionBody) -> dict[str, str]:
+    return {**shared_names(body), "top_logprobs_num": "logprobs", "input_ids": "prompt"}
+
+
 def _logprobs(body: CompletionBody) -> LogprobOptions | None:
     wanted = body.logprobs
     if wanted is None or wanted is False:
         return None
     top = 1 if wanted is True else int(wanted)
-    return LogprobOptions(prompt_start=0 if body.echo else None, top_k=top)
+    with in_clients_names(_names(body)):
+        return LogprobOptions(prompt_start=0 if body.echo else None, top_k=top)
 
 
 def _prompts(

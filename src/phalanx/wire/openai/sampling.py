@@ -171,6 +171,15 @@ def check_shared(body: SharedBody) -> None:
             )
 
 
+def shared_names(body: SharedBody) -> dict[str, str]:
+    """The client's names for the schema's fields, as far as both routes have the same."""
+    return {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "sampling_seed": "sampling_seed" if body.seed is None else "seed",
+    }
+
+
 def include_usage(body: SharedBody) -> bool:
     """Whether the stream ends with a chunk of usage."""
     return bool(body.stream_options and body.stream_options.include_usage)
