@@ -97,6 +97,8 @@ def test_model_flag_goes_to_the_language_model_plugin(run):
     [
         (("serve",), "give a configuration file or --model"),
         (("serve", "nowhere.yaml"), "cannot read nowhere.yaml"),
+        (("serve", "smollm2-135m"), "; did you mean `--model smollm2-135m`?"),
+        (("serve", "/"), "; did you mean `--model /`?"),
         (("serve", "--model", "smollm2-135"), "did you mean 'smollm2-135m'?"),
         (("serve", "--model", "/no/such/dir"), "model directory '/no/such/dir' does not exist"),
         (("serve", "--model", __file__), "is a file; give the directory"),

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from phalanx import log
-from phalanx.checkpoints import check_checkpoint
+from phalanx.checkpoints import check_checkpoint, checkpoint_names
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.engine_config import EngineArgs, EntryArgs
 from phalanx.errors import ConfigurationError
@@ -197,7 +197,9 @@ def _load(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig,
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from None
+        is_model = path.is_dir() or str(path) in checkpoint_names()
+        hint = f"; did you mean `--model {path}`?" if is_model else ""
+        raise ConfigurationError(f"cannot read {path}: {error}{hint}") from None
     return parse_serve_config(text, str(path), overrides), str(path)
 
 
