@@ -67,24 +67,27 @@ def test_thousands_of_overlapping_stop_strings_are_bounded_work():
 
 
 def test_expression_ends_the_text_and_stays_in_it():
-    matched = run(StopMatcher([], [r"\d{3}"]), ["call 1", "2", "34 now"])
+    matched = run(StopMatcher([], compile_stop_regex([r"\d{3}"])), ["call 1", "2", "34 now"])
     assert matched == ("call 123", r"\d{3}")
 
 
 def test_the_match_that_ends_first_wins():
-    assert run(StopMatcher(["zz"], [r"\d"]), ["a 1 zz"]) == ("a 1", r"\d")
-    assert run(StopMatcher(["zz"], [r"\d"]), ["a zz 1"]) == ("a ", "zz")
+    assert run(StopMatcher(["zz"], compile_stop_regex([r"\d"])), ["a 1 zz"]) == ("a 1", r"\d")
+    assert run(StopMatcher(["zz"], compile_stop_regex([r"\d"])), ["a zz 1"]) == ("a ", "zz")
 
 
 def test_expression_sees_the_true_beginning_of_the_text_only():
     pieces = ["x"] * 5000 + ["b"]
-    assert run(StopMatcher([], ["^b"]), pieces)[1] is None
-    assert run(StopMatcher([], [r"\bb"]), pieces)[1] is None
-    assert run(StopMatcher([], ["xb"]), pieces)[1] == "xb"
+    assert run(StopMatcher([], compile_stop_regex(["^b"])), pieces)[1] is None
+    assert run(StopMatcher([], compile_stop_regex([r"\bb"])), pieces)[1] is None
+    assert run(StopMatcher([], compile_stop_regex(["xb"])), pieces)[1] == "xb"
 
 
 def test_expression_that_can_never_match_changes_nothing():
-    assert run(StopMatcher([], [r"[^\s\S]"]), ["abc", "def"]) == ("abcdef", None)
+    assert run(StopMatcher([], compile_stop_regex([r"[^\s\S]"])), ["abc", "def"]) == (
+        "abcdef",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,5 +100,13 @@ def test_unusable_expression_is_refused_by_name(expression):
 
 
 def test_backtracking_trap_is_linear():
-    text, matched = run(StopMatcher([], ["(a+)+$b"]), ["a" * 1000] * 5)
+    text, matched = run(StopMatcher([], compile_stop_regex(["(a+)+$b"])), ["a" * 1000] * 5)
     assert (len(text), matched) == (5000, None)
+
+
+def test_matchers_share_compiled_expressions():
+    patterns = compile_stop_regex([r"\d\d"])
+    first, second = StopMatcher([], patterns), StopMatcher([], patterns)
+    assert [first.feed("a1"), second.feed("b1")] == [("a1", None), ("b1", None)]
+    assert first.feed("2") == ("2", r"\d\d")
+    assert second.feed("x2") == ("x2", None)

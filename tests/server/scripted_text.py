@@ -126,7 +126,9 @@ class ScriptedText(BatchingEntry):
                 self._tokenizer, skip_special_tokens=sampling.skip_special_tokens
             )
             sequence.matcher = StopMatcher(
-                sampling.stop, sampling.stop_regex, no_stop_trim=sampling.no_stop_trim
+                sampling.stop,
+                compile_stop_regex(sampling.stop_regex),
+                no_stop_trim=sampling.no_stop_trim,
             )
         self._live[rid] = sequence
 

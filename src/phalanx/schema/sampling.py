@@ -13,6 +13,8 @@ import msgspec
 from phalanx.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 256
+MAX_STOP_EXPRESSIONS = 16
+"""Expressions take long to compile (up to tens of milliseconds each) and to search for."""
 MAX_STOP_LENGTH = 1024
 MAX_COMPLETIONS = 256
 GREEDY_BELOW = 1e-5
@@ -71,8 +73,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _number("repetition_penalty", self.repetition_penalty, low=0.0, high=2.0, open_low=True)
         _whole("n", self.n, low=1, high=MAX_COMPLETIONS)
-        _strings("stop", self.stop)
-        _strings("stop_regex", self.stop_regex)
+        _strings("stop", self.stop, MAX_STOP_STRINGS)
+        _strings("stop_regex", self.stop_regex, MAX_STOP_EXPRESSIONS)
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, low=0)
         for token_id, bias in self.logit_bias:
@@ -117,10 +119,10 @@ def _number(
         )
 
 
-def _strings(field: str, values: tuple[str, ...]) -> None:
-    if len(values) > MAX_STOP_STRINGS:
+def _strings(field: str, values: tuple[str, ...], most: int) -> None:
+    if len(values) > most:
         raise InvalidRequestError(
-            f"{field} has {len(values)} entries; at most {MAX_STOP_STRINGS} are allowed",
+            f"{field} has {len(values)} entries; at most {most} are allowed",
             field=field,
         )
     for value in values:

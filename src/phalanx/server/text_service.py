@@ -18,6 +18,7 @@ from phalanx.engine.engine import Engine
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.processing.text import TextTokenizer
 from phalanx.schema.generate import GenerateRequest
+from phalanx.schema.sampling import SamplingParams
 from phalanx.server.completion_text import StreamTexts, with_texts
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
@@ -31,6 +32,9 @@ THREAD_CHARACTERS = 16_384
 """Longer texts are treated in a thread, so that other requests are served meanwhile."""
 DEFAULT_ROOM = 1024
 """Tokens to generate where neither the request nor a context length bounds them."""
+MAX_BATCH_EXPRESSIONS = 64
+"""Different stop expressions of one call. Half of what RE2's module keeps compiled: the engine's
+own check of the request, on the event loop, then finds them there."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,18 @@ class TextService:
         """The result of `work`, run in a thread where the text it treats is long."""
         return await asyncio.to_thread(work) if num_characters > THREAD_CHARACTERS else work()
 
+    async def _validate(self, prepared: Sequence[Prepared]) -> None:
+        """Have the plugin check all requests: in a thread where something is to be compiled."""
+
+        def work() -> None:
+            for one in prepared:
+                self.engine.plugin.validate(one.request, self.engine.limits)
+
+        if any(_compiles(one.request.sampling) for one in prepared):
+            await asyncio.to_thread(work)
+        else:
+            work()
+
     async def prepare(self, calls: Sequence[tuple[str, GenerateRequest]]) -> list[Prepared]:
         """All requests of one call, tokenized and checked: one that is refused refuses the call.
 
@@ -97,12 +113,12 @@ class TextService:
                 f"the batch has {len(calls)} prompts; at most max_pending_requests={most} can be "
                 "pending at once; send fewer"
             )
+        _check_expressions(calls)
         num_characters = sum(self.checked_length(request.prompt or "") for _, request in calls)
         prepared = await self.off_loop(
             num_characters, lambda: [self._prepared(*one) for one in calls]
         )
-        for one in prepared:
-            self.engine.plugin.validate(one.request, self.engine.limits)
+        await self._validate(prepared)
         return prepared
 
     def submit(self, prepared: Iterable[Prepared]) -> list[PendingOutput]:
@@ -155,3 +171,19 @@ class TextService:
 
     def _record(self, one: Prepared) -> RequestRecord:
         return RequestRecord(one.rid, len(one.prompt_ids), self._live, self._metrics, self.clock)
+
+
+def _compiles(sampling: SamplingParams) -> bool:
+    """Whether checking the request takes more than comparisons."""
+    grammars = (sampling.json_schema, sampling.regex, sampling.ebnf)
+    return bool(sampling.stop_regex) or any(one is not None for one in grammars)
+
+
+def _check_expressions(calls: Sequence[tuple[str, GenerateRequest]]) -> None:
+    expressions = {one for _, request in calls for one in request.sampling.stop_regex}
+    if len(expressions) > MAX_BATCH_EXPRESSIONS:
+        raise InvalidRequestError(
+            f"the batch has {len(expressions)} different stop_regex expressions; at most "
+            f"{MAX_BATCH_EXPRESSIONS} are allowed in one call; send fewer prompts at once",
+            field="stop_regex",
+        )

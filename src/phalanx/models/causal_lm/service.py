@@ -17,7 +17,13 @@ from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.models.causal_lm.validation import check_prompt
-from phalanx.processing.text import IncrementalDetokenizer, StopMatcher, TextTokenizer
+from phalanx.processing.text import (
+    IncrementalDetokenizer,
+    StopMatcher,
+    StopPattern,
+    TextTokenizer,
+    compile_stop_regex,
+)
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
@@ -176,13 +182,14 @@ class CausalLMService:
 
     def _sequences(self, prompt: Prompt, grammar: TokenGrammar | None) -> list[Sequence]:
         request = prompt.request
+        patterns = compile_stop_regex(request.sampling.stop_regex)
         return [
             Sequence(
                 prompt.rid,
                 request,
                 prompt.ids,
                 self._sequence_limits,
-                self._text(request),
+                self._text(request, patterns),
                 index,
                 None if grammar is None else grammar.copy(),
             )
@@ -206,15 +213,15 @@ class CausalLMService:
         outputs = [one.output(cancelled=True) for one in self._sequences(prompt, None)]
         return Final(prompt.rid, _combined(outputs), cancelled=True)
 
-    def _text(self, request: GenerateRequest) -> TextOutput | None:
+    def _text(
+        self, request: GenerateRequest, patterns: tuple[StopPattern, ...]
+    ) -> TextOutput | None:
         if not request.detokenize:
             return None
         sampling = request.sampling
         matcher = None
-        if sampling.stop or sampling.stop_regex:
-            matcher = StopMatcher(
-                sampling.stop, sampling.stop_regex, no_stop_trim=sampling.no_stop_trim
-            )
+        if sampling.stop or patterns:
+            matcher = StopMatcher(sampling.stop, patterns, no_stop_trim=sampling.no_stop_trim)
         detokenizer = IncrementalDetokenizer(
             self._text_tokenizer(), skip_special_tokens=sampling.skip_special_tokens
         )

@@ -3,13 +3,14 @@
 from phalanx.processing.text.chat_template import ChatTemplate
 from phalanx.processing.text.detokenizer import IncrementalDetokenizer
 from phalanx.processing.text.stop_matcher import StopMatcher
-from phalanx.processing.text.stop_regex import compile_stop_regex
+from phalanx.processing.text.stop_regex import StopPattern, compile_stop_regex
 from phalanx.processing.text.tokenizer import TextTokenizer
 
 __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
     "StopMatcher",
+    "StopPattern",
     "TextTokenizer",
     "compile_stop_regex",
 ]

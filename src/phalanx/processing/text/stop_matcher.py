@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.processing.text.stop_regex import compile_stop_regex
+from phalanx.processing.text.stop_regex import StopPattern
 
 WINDOW_CHARACTERS = 2048
 """How far back from the end of the text an expression's match may begin."""
@@ -24,13 +24,13 @@ class StopMatcher:
     def __init__(
         self,
         stop: Sequence[str],
-        stop_regex: Sequence[str] = (),
+        patterns: Sequence[StopPattern] = (),
         *,
         no_stop_trim: bool = False,
     ) -> None:
-        """Raises `InvalidRequestError` for an expression that cannot be used."""
+        """`patterns` are of `compile_stop_regex`; several matchers may share them."""
         self._strings = _StringScanner(stop)
-        self._patterns = compile_stop_regex(stop_regex)
+        self._patterns = patterns
         self._keep = no_stop_trim
         self._held = ""
         self._window = ""

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from phalanx.errors import InvalidRequestError, MissingDependencyError
 
-PROGRAM_BYTES = 1 << 20
+PROGRAM_BYTES = 1 << 18
+"""Memory of one compiled expression: what bounds how long it may take to compile."""
 
 
 class Match(Protocol):
