@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from phalanx.errors import InvalidRequestError
@@ -63,6 +64,30 @@ def test_values_of_another_type(field, given):
     with pytest.raises(InvalidRequestError) as caught:
         GenerateRequest(**given)
     assert caught.value.field == field
+
+
+def test_one_stop_string_is_not_a_sequence_of_characters():
+    for field in ("stop", "stop_regex"):
+        with pytest.raises(InvalidRequestError, match="must be a sequence of strings") as caught:
+            SamplingParams(**{field: "END"})
+        assert caught.value.field == field
+
+
+def test_stop_strings_are_bounded_in_all():
+    SamplingParams(stop=("x" * 1024,) * 16)
+    with pytest.raises(InvalidRequestError, match="16385 characters in all; at most 16384"):
+        SamplingParams(stop=("x" * 1024,) * 16 + ("y",))
+
+
+def test_what_start_cannot_handle_fails_its_own_request(tiny):
+    odd = GenerateRequest(input_ids=IDS, sampling=SamplingParams(max_new_tokens=2))
+    msgspec.structs.force_setattr(odd, "input_ids", 7)
+    drive = Drive(tiny)
+    drive.start("odd", odd)
+    drive.start("good", GenerateRequest(input_ids=IDS, sampling=SamplingParams(max_new_tokens=2)))
+    drive.finish()
+    assert isinstance(drive.error("odd"), TypeError)
+    assert len(drive.output("good").completions[0].token_ids) == 2
 
 
 def test_ids_to_score_are_bounded():

@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 256
 MAX_STOP_EXPRESSIONS = 16
 """Expressions take long to compile (up to tens of milliseconds each) and to search for."""
 MAX_STOP_LENGTH = 1024
+MAX_STOP_CHARACTERS = 16384
 MAX_COMPLETIONS = 256
 GREEDY_BELOW = 1e-5
 """Smaller temperatures are greedy: logits divided by them would leave the range of float32."""
@@ -120,6 +121,10 @@ def _number(
 
 
 def _strings(field: str, values: tuple[str, ...], most: int) -> None:
+    if isinstance(values, str):
+        raise InvalidRequestError(
+            f"{field}={values!r} must be a sequence of strings, such as ({values!r},)", field=field
+        )
     if len(values) > most:
         raise InvalidRequestError(
             f"{field} has {len(values)} entries; at most {most} are allowed",
@@ -133,3 +138,9 @@ def _strings(field: str, values: tuple[str, ...], most: int) -> None:
                 f"{field} entry of {len(value)} characters; allowed are 1 to {MAX_STOP_LENGTH}",
                 field=field,
             )
+    total = sum(map(len, values))
+    if total > MAX_STOP_CHARACTERS:
+        raise InvalidRequestError(
+            f"{field} has {total} characters in all; at most {MAX_STOP_CHARACTERS} are allowed",
+            field=field,
+        )

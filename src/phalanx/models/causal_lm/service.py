@@ -6,6 +6,7 @@ A request for n completions becomes n sequences; their events come back under th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from phalanx.processing.text import (
     IncrementalDetokenizer,
     StopMatcher,
     StopPattern,
+    StopStrings,
     TextTokenizer,
     compile_stop_regex,
 )
@@ -29,6 +31,7 @@ from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
+from phalanx.step.attempt import attempt
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
 
@@ -79,11 +82,12 @@ class CausalLMService:
 
     def start(self, rid: str, request: GenerateRequest) -> None:
         """Queue a request; what is only seen here (its text's length) ends it in `Failed`."""
-        try:
-            prompt = self._prompt(rid, request)
-        except InvalidRequestError as error:
-            self._early.append(Failed(rid, error))
-            return
+        made = attempt(partial(self._begin, rid, request))
+        if made.error is not None:
+            self._early.append(Failed(rid, made.error))
+
+    def _begin(self, rid: str, request: GenerateRequest) -> None:
+        prompt = self._prompt(rid, request)
         source = GrammarSource.of(request.sampling)
         if source is None:
             self._start(prompt, None)
@@ -182,6 +186,7 @@ class CausalLMService:
 
     def _sequences(self, prompt: Prompt, grammar: TokenGrammar | None) -> list[Sequence]:
         request = prompt.request
+        strings = StopStrings(request.sampling.stop)
         patterns = compile_stop_regex(request.sampling.stop_regex)
         return [
             Sequence(
@@ -189,7 +194,7 @@ class CausalLMService:
                 request,
                 prompt.ids,
                 self._sequence_limits,
-                self._text(request, patterns),
+                self._text(request, strings, patterns),
                 index,
                 None if grammar is None else grammar.copy(),
             )
@@ -199,10 +204,12 @@ class CausalLMService:
     def _start_compiled(self) -> None:
         patient = not (self._early or self._loop.busy)
         for prompt, grammar in self._grammars.take(patient=patient):
-            if isinstance(grammar, TokenGrammar):
-                self._start(prompt, grammar)
-            else:
+            if not isinstance(grammar, TokenGrammar):
                 self._early.append(Failed(prompt.rid, grammar))
+                continue
+            made = attempt(partial(self._start, prompt, grammar))
+            if made.error is not None:
+                self._early.append(Failed(prompt.rid, made.error))
 
     def _cancel_all(self) -> None:
         self._early.extend(map(self._cancelled_early, self._grammars.remove_all()))
@@ -214,14 +221,14 @@ class CausalLMService:
         return Final(prompt.rid, _combined(outputs), cancelled=True)
 
     def _text(
-        self, request: GenerateRequest, patterns: tuple[StopPattern, ...]
+        self, request: GenerateRequest, strings: StopStrings, patterns: tuple[StopPattern, ...]
     ) -> TextOutput | None:
         if not request.detokenize:
             return None
         sampling = request.sampling
         matcher = None
         if sampling.stop or patterns:
-            matcher = StopMatcher(sampling.stop, patterns, no_stop_trim=sampling.no_stop_trim)
+            matcher = StopMatcher(strings, patterns, no_stop_trim=sampling.no_stop_trim)
         detokenizer = IncrementalDetokenizer(
             self._text_tokenizer(), skip_special_tokens=sampling.skip_special_tokens
         )

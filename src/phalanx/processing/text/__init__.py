@@ -2,7 +2,7 @@
 
 from phalanx.processing.text.chat_template import ChatTemplate
 from phalanx.processing.text.detokenizer import IncrementalDetokenizer
-from phalanx.processing.text.stop_matcher import StopMatcher
+from phalanx.processing.text.stop_matcher import StopMatcher, StopStrings
 from phalanx.processing.text.stop_regex import StopPattern, compile_stop_regex
 from phalanx.processing.text.tokenizer import TextTokenizer
 
@@ -11,6 +11,7 @@ __all__ = [
     "IncrementalDetokenizer",
     "StopMatcher",
     "StopPattern",
+    "StopStrings",
     "TextTokenizer",
     "compile_stop_regex",
 ]

@@ -23,13 +23,14 @@ class StopMatcher:
 
     def __init__(
         self,
-        stop: Sequence[str],
+        stop: StopStrings | Sequence[str],
         patterns: Sequence[StopPattern] = (),
         *,
         no_stop_trim: bool = False,
     ) -> None:
-        """`patterns` are of `compile_stop_regex`; several matchers may share them."""
-        self._strings = _StringScanner(stop)
+        """`patterns` are of `compile_stop_regex`; several matchers may share them, and `stop`."""
+        tree = stop if isinstance(stop, StopStrings) else StopStrings(stop)
+        self._strings = _StringScanner(tree.root)
         self._patterns = patterns
         self._keep = no_stop_trim
         self._held = ""
@@ -88,23 +89,30 @@ class _Found:
         self.end = end
 
 
-class _StringScanner:
-    """All stop strings at once, as a tree of their characters.
-
-    `_open` holds the tree's nodes that the text's suffixes have reached, oldest first: one for
-    each place where a stop string may have begun.
-    """
+class StopStrings:
+    """Stop strings as a tree of their characters; never changed once built."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._root = _Node(0)
+        self.root = _Node(0)
         for string in strings:
-            node = self._root
+            node = self.root
             for character in string:
                 following = node.children.get(character)
                 if following is None:
                     following = node.children[character] = _Node(node.depth + 1)
                 node = following
             node.string = string
+
+
+class _StringScanner:
+    """Looks for all stop strings at once.
+
+    `_open` holds the tree's nodes that the text's suffixes have reached, oldest first: one for
+    each place where a stop string may have begun.
+    """
+
+    def __init__(self, root: _Node) -> None:
+        self._root = root
         self._open: list[_Node] = []
 
     @property
