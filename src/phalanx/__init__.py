@@ -11,7 +11,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "AttentionParallelConfig": "phalanx.schema.parallel",
     "BatchingEntry": "phalanx.plugin",
+    "DenseParallelConfig": "phalanx.schema.parallel",
     "DeviceConfig": "phalanx.engine_config",
     "Engine": "phalanx.engine.engine",
     "EngineArgs": "phalanx.engine_config",
@@ -24,6 +26,9 @@ _HOME = {
     "GenerateRequest": "phalanx.schema.generate",
     "InvalidRequestError": "phalanx.errors",
     "LogprobOptions": "phalanx.schema.generate",
+    "MoeParallelConfig": "phalanx.schema.parallel",
+    "OuterParallelConfig": "phalanx.schema.parallel",
+    "ParallelConfig": "phalanx.schema.parallel",
     "RequestFailedError": "phalanx.errors",
     "RuntimeConfig": "phalanx.engine_config",
     "SamplingParams": "phalanx.schema.sampling",

@@ -16,9 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx import settings
 from phalanx.errors import ConfigurationError
+from phalanx.schema.parallel import (
+    AttentionParallelConfig,
+    DenseParallelConfig,
+    MoeParallelConfig,
+    OuterParallelConfig,
+    ParallelConfig,
+    ResolvedParallelConfig,
+)
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "DTYPES",
+    "AttentionParallelConfig",
+    "DenseParallelConfig",
+    "DeviceConfig",
+    "EngineArgs",
+    "EngineConfig",
+    "EntryArgs",
+    "MoeParallelConfig",
+    "OuterParallelConfig",
+    "ParallelConfig",
+    "ResolvedParallelConfig",
+    "RuntimeConfig",
+    "get_engine_config",
+    "resolve_params_dtype",
+    "resolve_params_dtype_name",
+    "use_engine_config",
+]
 
 DTYPES = ("float32", "bfloat16", "float16")
 _TARGET = re.compile(r"^(cpu|cuda(:\d+)?)$")
@@ -55,13 +82,15 @@ class RuntimeConfig:
     `num_threads`: torch threads of the computing thread (None: torch's own choice). `seed` seeds
     torch's generators (a request's draws follow its own seed). `max_pending_requests` bounds what
     is accepted and not ended; beyond it a submit is refused. A stream whose reader takes nothing
-    for `stall_timeout_s` while output waits is cancelled.
+    for `stall_timeout_s` while output waits is cancelled. `dist_timeout_s` is how long a rank waits
+    for the others of its replica, at the start and in a collective.
     """
 
     num_threads: int | None = None
     seed: int | None = None
     max_pending_requests: int = 1024
     stall_timeout_s: float = 60.0
+    dist_timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "max_pending_requests"):
@@ -70,18 +99,30 @@ class RuntimeConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{name}={value!r} must be a positive integer")
-        if not 0.0 < self.stall_timeout_s < float("inf"):
-            raise ConfigurationError(
-                f"stall_timeout_s={self.stall_timeout_s!r} must be a positive number of seconds"
-            )
+        _seconds("stall_timeout_s", self.stall_timeout_s)
+        _seconds("dist_timeout_s", self.dist_timeout_s)
+
+
+def _seconds(name: str, value: object) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 < float(value) < float("inf"):  # type: ignore[arg-type]
+        raise ConfigurationError(f"{name}={value!r} must be a positive number of seconds")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Device and runtime of one engine."""
+    """Device, runtime and topology of one replica of an engine."""
 
     device: DeviceConfig = field(default_factory=DeviceConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parallel, ParallelConfig):
+            raise TypeError(
+                f"EngineConfig.parallel must be a ParallelConfig, not "
+                f"{type(self.parallel).__name__} {self.parallel!r}"
+            )
 
     @classmethod
     def auto(cls) -> EngineConfig:
@@ -94,23 +135,39 @@ class EngineConfig:
 
     @classmethod
     def from_env(cls, base: EngineConfig | None = None) -> EngineConfig:
-        """`base` (or `auto()`) with the `PHALANX_*` variables applied."""
+        """`base` (or `auto()`) with the `PHALANX_*` variables applied.
+
+        The topology is never read from them: a variable that would set it is refused by name.
+        """
+        settings.refuse_removed()
         config = base if base is not None else cls.auto()
         device = DeviceConfig(
             settings.device() or config.device.target,
             settings.params_dtype() or config.device.params_dtype,
         )
         threads, seed = settings.num_threads(), settings.seed()
+        dist_timeout_s = settings.dist_timeout_s()
         runtime = replace(
             config.runtime,
             num_threads=config.runtime.num_threads if threads is None else threads,
             seed=config.runtime.seed if seed is None else seed,
+            dist_timeout_s=dist_timeout_s or config.runtime.dist_timeout_s,
         )
-        return cls(device=device, runtime=runtime)
+        return config.replace(device=device, runtime=runtime)
 
-    def replace(self, **parts: DeviceConfig | RuntimeConfig) -> EngineConfig:
-        """A copy with `device` or `runtime` exchanged."""
-        return replace(self, **parts)  # type: ignore[arg-type]
+    def replace(
+        self,
+        *,
+        device: DeviceConfig | None = None,
+        runtime: RuntimeConfig | None = None,
+        parallel: ParallelConfig | None = None,
+    ) -> EngineConfig:
+        """A copy with the given parts exchanged."""
+        return EngineConfig(
+            device=device or self.device,
+            runtime=runtime or self.runtime,
+            parallel=parallel or self.parallel,
+        )
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,13 @@ def _positive_int(raw: str) -> int:
     return value
 
 
+def _positive_seconds(raw: str) -> float:
+    value = float(raw)
+    if not 0.0 < value < float("inf"):
+        raise ValueError(raw)
+    return value
+
+
 def _log_level(raw: str) -> str:
     level = raw.upper()
     if level not in LOG_LEVELS:
@@ -43,6 +50,32 @@ def _log_level(raw: str) -> str:
 
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+_PARALLEL = "describe it in EngineConfig.parallel, for example "
+_DEPLOYMENT = "describe it in the engine's deployment, for example "
+REMOVED = {
+    "TP_SIZE": _PARALLEL + "ParallelConfig(dense=DenseParallelConfig(tp_size=2))",
+    "EP_SIZE": _PARALLEL + "ParallelConfig(moe=MoeParallelConfig(ep_size=2))",
+    "SP_SIZE": _PARALLEL + "ParallelConfig(dense=DenseParallelConfig(sequence_parallel=True))",
+    "CP_SIZE": _PARALLEL + "ParallelConfig(attention=AttentionParallelConfig(cp_size=2))",
+    "DECODE_CP_SIZE": _PARALLEL
+    + "ParallelConfig(attention=AttentionParallelConfig(decode_cp_size=2))",
+    "DP_SIZE": _DEPLOYMENT
+    + "DeploymentConfig.local(replica_count=2), or set the dp_size of a part of ParallelConfig",
+    "CFG_SIZE": _PARALLEL + "ParallelConfig(outer=OuterParallelConfig(cfg_size=2))",
+    "PP_SIZE": _PARALLEL + "ParallelConfig(outer=OuterParallelConfig(pipeline_size=2))",
+    "PIPELINE_SIZE": _PARALLEL + "ParallelConfig(outer=OuterParallelConfig(pipeline_size=2))",
+    "WORLD_SIZE": "it follows from EngineConfig.parallel (infer_replica_world_size())",
+    "REPLICA_COUNT": _DEPLOYMENT + "DeploymentConfig.local(replica_count=2)",
+    "REPLICA_ID": "the engine numbers its replicas itself",
+    "REPLICA_RANK": "the engine numbers its ranks itself",
+    "RANK": "the engine, or the launcher through RANK, numbers ranks",
+    "LOCAL_RANK": "the engine, or the launcher through LOCAL_RANK, places ranks",
+    "NODE_RANK": "give it to the launcher of the ranks",
+    "WORKER_ID": "the engine numbers its workers itself",
+    "DEVICES": _DEPLOYMENT + "DeploymentConfig.local(devices=(0, 1))",
+}
+"""Variables without their prefix that would change a topology, and what to do instead."""
 
 
 def device() -> str | None:
@@ -63,6 +96,23 @@ def num_threads() -> int | None:
 def seed() -> int | None:
     """`PHALANX_SEED`: seed of the process's random generators."""
     return _read("SEED", int, "an integer")
+
+
+def dist_timeout_s() -> float | None:
+    """`PHALANX_DIST_TIMEOUT_S`: how long a rank waits for the others in a collective."""
+    return _read("DIST_TIMEOUT_S", _positive_seconds, "a positive number of seconds")
+
+
+def refuse_removed() -> None:
+    """Raise if a variable is set that would describe a topology: it has no effect, and silence
+    would let a job run with another topology than its author meant.
+    """
+    found = [name for name in REMOVED if os.environ.get(PREFIX + name)]
+    if found:
+        raise ConfigurationError(
+            "topology is not read from the environment; unset "
+            + "; unset ".join(f"{PREFIX}{name}: {REMOVED[name]}" for name in found)
+        )
 
 
 def log_level() -> str | None:

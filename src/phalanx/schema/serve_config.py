@@ -54,6 +54,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                     self.max_pending_requests, runtime.max_pending_requests
                 ),
                 stall_timeout_s=_chosen(self.stall_timeout_s, runtime.stall_timeout_s),
+                dist_timeout_s=runtime.dist_timeout_s,
             ),
         )
 
