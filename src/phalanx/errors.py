@@ -11,6 +11,8 @@ PhalanxError
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
 |  `- StreamStalledError                 its reader took nothing for too long
+|- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
+|  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
    `- EngineOverloadedError              its queue is full; the request never started
 """
@@ -27,9 +29,11 @@ __all__ = [
     "InvalidRequestError",
     "MalformedRequestError",
     "MissingDependencyError",
+    "PhalanxDistError",
     "PhalanxError",
     "RequestFailedError",
     "StreamStalledError",
+    "UnknownGroupError",
     "UnknownModelError",
 ]
 
@@ -84,6 +88,18 @@ class RequestFailedError(PhalanxError, RuntimeError):
 
 class StreamStalledError(RequestFailedError):
     """A stream was cancelled because its reader took nothing for the stall time-out."""
+
+
+class PhalanxDistError(PhalanxError, RuntimeError):
+    """Ranks cannot communicate as asked: a call is wrong, nothing is set up, or a rank is lost."""
+
+
+class UnknownGroupError(PhalanxDistError, KeyError):
+    """The topology has no group of ranks of this name; the message lists those it has."""
+
+    def __str__(self) -> str:
+        # A KeyError shows its message in quotation marks.
+        return str(self.args[0])
 
 
 class EngineUnavailableError(PhalanxError, RuntimeError):
