@@ -19,7 +19,10 @@ from phalanx.device.operators.onednn_weight import OneDnnWeight, onednn_packs
 
 @dataclass(frozen=True)
 class _RowGroup:
-    """Rows that share one attention call; `mask` is True where a query may look."""
+    """Rows that share one attention call.
+
+    `mask` is True where a query may look, or of floats that are added to the scores.
+    """
 
     tokens: slice | Tensor
     span: int
@@ -36,12 +39,23 @@ class _PreparedPlan:
     groups: tuple[_RowGroup, ...]
 
 
+@dataclass(frozen=True)
+class _RotationTables:
+    """`cos` as it was given, and both tables widened to whole heads, the sine's first half negated."""
+
+    cos: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+
 class TorchOperators:
     """`Operators` without anything but torch."""
 
     def __init__(self) -> None:
-        # The layers of a step share one plan, so its masks are made once; held by identity.
+        # The layers of a step share one plan and one rotation, so what follows from them is made
+        # once; held by identity.
         self._prepared: _PreparedPlan | None = None
+        self._tables: _RotationTables | None = None
 
     @property
     def name(self) -> str:
@@ -66,8 +80,12 @@ class TorchOperators:
     ) -> Tensor:
         num_rotated = heads.num_heads + heads.num_kv_heads
         split = qkv.view(qkv.shape[0], num_rotated + heads.num_kv_heads, heads.head_dim)
+        tables = self._tables
+        if tables is None or tables.cos is not rotary[0]:
+            tables = _rotation_tables(rotary)
+            self._tables = tables
         if heads.q_norm is None and heads.k_norm is None:
-            rotated = _rotate(split[:, :num_rotated], rotary)
+            rotated = _rotate(split[:, :num_rotated], tables)
             q, k = rotated[:, : heads.num_heads], rotated[:, heads.num_heads :]
         else:
             q, k = split[:, : heads.num_heads], split[:, heads.num_heads : num_rotated]
@@ -75,9 +93,9 @@ class TorchOperators:
                 q = _rms_norm(q, heads.q_norm, heads.eps)
             if heads.k_norm is not None:
                 k = _rms_norm(k, heads.k_norm, heads.eps)
-            q, k = _rotate(q, rotary), _rotate(k, rotary)
+            q, k = _rotate(q, tables), _rotate(k, tables)
         k_cache, v_cache = cache
-        k_cache.flatten(0, 1).index_copy_(0, slots, k.contiguous())
+        k_cache.flatten(0, 1).index_copy_(0, slots, k)
         v_cache.flatten(0, 1).index_copy_(0, slots, split[:, num_rotated:])
         return q.contiguous()
 
@@ -87,8 +105,10 @@ class TorchOperators:
         prepared = self._prepared
         page_size = cache[0].shape[1]
         if prepared is None or prepared.plan is not plan or prepared.page_size != page_size:
-            prepared = _prepare(plan, page_size)
+            prepared = _prepare(plan, page_size, q.dtype)
             self._prepared = prepared
+        if len(prepared.groups) == 1 and len(plan.spans) == plan.num_single:
+            return _attend(q, cache, prepared.groups[0], scale).flatten(1)
         out = torch.empty_like(q)
         for group in prepared.groups:
             out[group.tokens] = _attend(q[group.tokens], cache, group, scale)
@@ -107,21 +127,32 @@ class TorchOperators:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    width = x.shape[-1]
+    if x.numel() > 64 * width:
+        return functional.rms_norm(x, (width,), weight, eps)
+    # Next to its negative a row has mean zero, and its layer norm, one fused kernel, is its RMS norm.
+    mirrored = torch.cat((x, -x), dim=-1)
+    doubled = torch.cat((weight, weight))
+    return functional.layer_norm(mirrored, (2 * width,), doubled, None, eps)[..., :width]
 
 
-def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Each half times the cosine, plus the other half times the (signed) sine."""
+def _rotation_tables(rotary: tuple[Tensor, Tensor]) -> _RotationTables:
     cos, sin = rotary
     cosines = torch.cat((cos, cos), dim=-1).unsqueeze(1)
     sines = torch.cat((-sin, sin), dim=-1).unsqueeze(1)
-    return torch.addcmul(x * cosines, x.roll(cos.shape[-1], dims=-1), sines).to(x.dtype)
+    return _RotationTables(cos, cosines, sines)
 
 
-def _prepare(plan: PagedPlan, page_size: int) -> _PreparedPlan:
+def _rotate(x: Tensor, tables: _RotationTables) -> Tensor:
+    """Each half times the cosine, plus the other half times the (signed) sine."""
+    swapped = x.roll(tables.cos.shape[-1], dims=-1)
+    return torch.addcmul(x * tables.cosines, swapped, tables.sines).to(x.dtype)
+
+
+def _prepare(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _PreparedPlan:
     groups: list[_RowGroup] = []
     if plan.num_single:
-        groups.append(_single_rows(plan, page_size))
+        groups.append(_single_rows(plan, page_size, dtype))
     by_shape: dict[tuple[int, int], list[int]] = {}
     for row in range(plan.num_single, len(plan.spans)):
         if plan.spans[row]:
@@ -134,14 +165,16 @@ def _prepare(plan: PagedPlan, page_size: int) -> _PreparedPlan:
     return _PreparedPlan(plan, page_size, tuple(groups))
 
 
-def _single_rows(plan: PagedPlan, page_size: int) -> _RowGroup:
+def _single_rows(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _RowGroup:
     count = plan.num_single
     num_keys = max(plan.lens[:count])
     mask = None
     if min(plan.lens[:count]) != num_keys:
         positions = torch.arange(num_keys, device=plan.kv_lens.device, dtype=torch.int32)
-        mask = positions < plan.kv_lens[:count, None]
-        mask = mask[:, None, None, :]
+        hidden = positions >= plan.kv_lens[:count, None]
+        # Added to the scores, which is faster than a mask of booleans.
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
     pages = plan.page_table[:count, : -(-num_keys // page_size)].reshape(-1)
     return _RowGroup(slice(0, count), 1, pages, num_keys, mask, is_causal=False)
 
