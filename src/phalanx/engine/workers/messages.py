@@ -1,0 +1,131 @@
+"""What a parent and its workers say to each other: one packet a message, msgpack tagged by type.
+
+Requests and results ride along as a `PayloadRef`; `channel` puts them where it says.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from phalanx.schema.control import ControlOp
+from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
+
+
+class Place(enum.IntEnum):
+    """Where a payload's bytes are: in the packet itself, in the sender's shared ring, or in a
+    shared-memory file of its own, whose descriptor comes with the packet.
+    """
+
+    PACKET = 0
+    RING = 1
+    FILE = 2
+
+
+class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded object: its pickle and its out-of-band buffers, one after another.
+
+    `sizes` are the bytes of the pickle, then of each buffer. `position` counts the bytes that the
+    ring has ever taken, up to this payload. `data` is empty unless `place` is PACKET.
+    """
+
+    place: Place
+    sizes: tuple[int, ...]
+    position: int = 0
+    data: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pickle and its buffers, without padding."""
+        return sum(self.sizes)
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Execute a request; `number` is unique within the engine and grows."""
+
+    number: int
+    rid: str
+    payload: PayloadRef
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """End this request soon, unless it has ended."""
+
+    number: int
+
+
+class Apply(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Apply an operation between two steps; answered by an `Answer` with the same number."""
+
+    number: int
+    op: ControlOp
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Close and leave; the worker's last message is `Stopped`."""
+
+    reason: str
+
+
+Command = Start | Cancel | Apply | Shutdown
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A worker's first message: who it is, before anything heavy is loaded."""
+
+    worker_id: int
+    replica_id: int
+    replica_rank: int
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The worker's runtime is built. `metadata`: plugin, ranks, group ranks, world, device."""
+
+    worker_id: int
+    limits: Limits
+    metadata: dict[str, str | int | dict[str, int]]
+
+
+class Events(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What happened since the last message: a pickled list of (request number, event).
+
+    `execution_s` is how long a plain plugin computed its one request, `statistics` a batching
+    plugin's newest counters.
+    """
+
+    payload: PayloadRef
+    execution_s: float | None = None
+    statistics: LoopStatistics | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A rank that does not answer has finished its part of a plain plugin's request."""
+
+    number: int
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The outcome of an `Apply`; `refusal` says why the plugin cannot apply such an operation."""
+
+    number: int
+    applied: bool
+    refusal: str | None = None
+
+
+class Crashed(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The worker cannot go on: what raised, in which phase, during which request."""
+
+    phase: str
+    error: str
+    traceback: str
+    number: int | None = None
+
+
+class Stopped(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The last message of an orderly end."""
+
+
+Reply = Hello | Ready | Events | Finished | Answer | Crashed | Stopped
