@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -143,3 +144,12 @@ def limit_thread_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
+def keep_gloo_on_loopback() -> None:
+    """Let torch's CPU collectives listen on loopback alone, unless the user has chosen otherwise.
+
+    They would take the address of the machine's name, which the network may reach.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
