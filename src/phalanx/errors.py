@@ -3,6 +3,7 @@
 PhalanxError
 |- InvalidInputError (ValueError)        the caller's: nothing was started
 |  |- ConfigurationError                 an argument, a flag, a file or an environment variable
+|  |  `- WrongTypeError (TypeError)       an argument that is not of the class that is asked for
 |  |- CheckpointError                    weights or tokenizer files that cannot be used
 |  `- InvalidRequestError                one request, refused before it was queued
 |     |- MalformedRequestError           its body is not of the protocol's form
@@ -35,6 +36,7 @@ __all__ = [
     "StreamStalledError",
     "UnknownGroupError",
     "UnknownModelError",
+    "WrongTypeError",
 ]
 
 
@@ -48,6 +50,10 @@ class InvalidInputError(PhalanxError, ValueError):
 
 class ConfigurationError(InvalidInputError):
     """An argument, flag, configuration file or environment variable is wrong."""
+
+
+class WrongTypeError(ConfigurationError, TypeError):
+    """An argument is not an instance of the class that is asked for."""
 
 
 class CheckpointError(InvalidInputError):

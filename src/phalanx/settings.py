@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,6 +129,51 @@ def cache_dir() -> Path:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phalanx"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher such as torchrun said about this process: which of how many ranks it is.
+
+    `local_rank` counts the ranks on this machine; None where the launcher does not tell.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+
+
+def launcher() -> Launcher | None:
+    """`RANK`, `WORLD_SIZE` and `LOCAL_RANK`; None without a launcher.
+
+    Raises where only one of the first two is set, or a value is not a possible one.
+    """
+    rank, world_size = _rank("RANK"), _rank("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        given, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
+        raise ConfigurationError(
+            f"environment variable {given}={os.environ[given]!r} is set without {missing}; "
+            "a launcher sets both: use one such as torchrun, or unset it"
+        )
+    if not rank < world_size:
+        raise ConfigurationError(
+            f"environment variable RANK={rank} must be less than WORLD_SIZE={world_size}"
+        )
+    return Launcher(rank, world_size, _rank("LOCAL_RANK"))
+
+
+def _rank(name: str) -> int | None:
+    raw = os.environ.get(name)
+    if raw is None or raw == "":
+        return None
+    if not (raw.isascii() and raw.isdecimal()):
+        raise ConfigurationError(
+            f"environment variable {name}={raw!r} is not valid; allowed: a decimal integer from 0 "
+            "on, as a launcher such as torchrun sets it"
+        )
+    return int(raw)
 
 
 def child_environment(values: Mapping[str, str]) -> dict[str, str]:
