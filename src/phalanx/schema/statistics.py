@@ -25,11 +25,39 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
+class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica has done since it was opened, and what is in flight there now.
+
+    `queue_time_s` and `execution_time_s` are sums as in `EngineStatistics`. `busy_s` is the time
+    during which at least one request was in flight; divided by `uptime_s` it is the busy fraction.
+    `request_bytes` and `response_bytes` are payload that crossed to and from worker processes (0
+    for a replica in this process), `max_request_bytes` the largest single request.
+    `device_utilization` is the busy fraction of its devices, 0 to 1, as their driver measures it;
+    None where there is no such measure.
+    """
+
+    replica: int
+    num_completed: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    num_in_flight: int = 0
+    queue_time_s: float = 0.0
+    execution_time_s: float = 0.0
+    busy_s: float = 0.0
+    uptime_s: float = 0.0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    max_request_bytes: int = 0
+    device_utilization: float | None = None
+    loop: LoopStatistics | None = None
+
+
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Requests by outcome since the start, and what is in flight now.
 
     `queue_time_s` is the sum over started requests of the time from submit to their first step;
-    `execution_time_s` the sum over ended requests of the time from there to the end.
+    `execution_time_s` the sum over ended requests of the time from there to the end. `loop` and
+    all counts are over all of `replicas`.
     """
 
     num_accepted: int = 0
@@ -41,3 +69,4 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queue_time_s: float = 0.0
     execution_time_s: float = 0.0
     loop: LoopStatistics | None = None
+    replicas: tuple[ReplicaStatistics, ...] = ()
