@@ -19,8 +19,6 @@ def check_tensor(call: str, x: Tensor, collectives: GroupCollectives) -> None:
             f"{call} got a tensor on {x.device}, but the ranks of this group communicate on "
             f"{collectives.device_type}; move it there first"
         )
-    if x.is_sparse:
-        raise PhalanxDistError(f"{call} got a sparse tensor; convert it with to_dense() first")
 
 
 def check_reduction(call: str, x: Tensor, op: object) -> None:

@@ -63,11 +63,12 @@ def init_process_group(
     device = torch.device(device)
     chosen = backend or backend_for(device)
     timeout = timedelta(seconds=timeout_s)
+    address = None if init_method == "env://" else _address(init_method)
     try:
         dist.init_process_group(
             chosen,
-            init_method=init_method if init_method == "env://" else None,
-            store=None if init_method == "env://" else _store(init_method, rank, timeout),
+            init_method=init_method if address is None else None,
+            store=None if address is None else _store(address, rank, timeout),
             rank=rank,
             world_size=world_size,
             timeout=timeout,
@@ -102,9 +103,9 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].strip()
 
 
-def _store(init_method: str, rank: int, timeout: timedelta) -> Store:
+def _store(address: tuple[str, int], rank: int, timeout: timedelta) -> Store:
     """Where ranks find one another; on rank 0 the server of it."""
-    host, port = _address(init_method)
+    host, port = address
     if _is_loopback(host):
         settings.keep_gloo_on_loopback()
     listening = None

@@ -34,6 +34,23 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
+class WeightShard:
+    """The part of a whole weight [rows, columns] that one rank holds, and of its bias [rows].
+
+    It is the spans of `rows`, one below the other, each of the same `columns`. Where every rank
+    holds all rows, one of them holds the bias.
+    """
+
+    rows: tuple[Span, ...]
+    columns: Span
+    holds_bias: bool = True
+
+    @property
+    def num_rows(self) -> int:
+        return sum(span.size for span in self.rows)
+
+
+@dataclass(frozen=True)
 class HeadShard:
     """The attention heads of one rank: neighbouring query heads and the KV heads that they read.
 

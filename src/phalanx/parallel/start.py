@@ -34,8 +34,11 @@ def create_mesh(
     and every rank must call this at the same point. `device` is where the rank's tensors live;
     `backend`, gloo or nccl, follows from the process group or the device.
     """
-    world, whole = _world(parallel, replica_world_size)
-    layout = build_layout(parallel.resolve(world))
+    whole = default_group()
+    if replica_world_size is None:
+        replica_world_size = whole.size if whole else parallel.infer_replica_world_size()
+    layout = build_layout(parallel.resolve(replica_world_size))
+    whole = _fitting(whole, layout.world)
     chosen, device = _backend(backend, device, whole)
     if whole is None:
         return Mesh(name, layout, 0, device, {})
@@ -88,17 +91,10 @@ def warmup_collectives(groups: Iterable[str] | None = None) -> None:
             group.collectives.all_reduce_(torch.zeros(1, device=mesh.device), ReduceOp.SUM)
 
 
-def _world(
-    parallel: ParallelConfig, replica_world_size: int | None
-) -> tuple[int, DefaultGroup | None]:
-    """The number of ranks, and this one's place among them unless it is alone."""
-    whole = default_group()
-    if replica_world_size is not None:
-        world = replica_world_size
-    else:
-        world = whole.size if whole is not None else parallel.infer_replica_world_size()
+def _fitting(whole: DefaultGroup | None, world: int) -> DefaultGroup | None:
+    """The process group of a mesh of `world` ranks; one rank alone needs none."""
     if world == 1:
-        return 1, None
+        return None
     if whole is None:
         raise PhalanxDistError(
             f"a mesh of {world} ranks needs a process group; call init_process_group first, in "
@@ -109,7 +105,7 @@ def _world(
             f"a mesh of {world} ranks cannot be made in a process group of {whole.size}; a replica "
             "has a process group of its own"
         )
-    return world, whole
+    return whole
 
 
 def _backend(
