@@ -1,4 +1,4 @@
-"""Real ranks in processes of their own, connected by gloo, which run what a test gives them."""
+"""Real ranks in processes of their own, which run what a test gives them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 class RankPool:
     """`size` ranks of one process group."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.size = size
         context = mp.get_context("spawn")
         port = free_port()
@@ -31,7 +31,9 @@ class RankPool:
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            device = f"cuda:{rank}" if device_type == "cuda" else device_type
+            arguments = (theirs, rank, size, port, device)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._ends.append(ours)
@@ -79,14 +81,14 @@ def free_port() -> int:
 
 
 def mesh_of(parallel: ParallelConfig) -> P.Mesh:
-    """A mesh of all ranks of the pool, current in this run."""
+    """A mesh of all ranks of the pool, or of the one rank where none runs, current from here on."""
     return P.init(parallel, timeout_s=TIMEOUT_S)
 
 
-def _serve(end: Connection, rank: int, size: int, port: int) -> None:
+def _serve(end: Connection, rank: int, size: int, port: int, device: str) -> None:
     torch.set_num_threads(1)
     P.init_process_group(
-        device="cpu",
+        device=device,
         rank=rank,
         world_size=size,
         init_method=f"tcp://127.0.0.1:{port}",
