@@ -14,6 +14,7 @@ _HOME = {
     "AttentionParallelConfig": "phalanx.schema.parallel",
     "BatchingEntry": "phalanx.plugin",
     "DenseParallelConfig": "phalanx.schema.parallel",
+    "DeploymentConfig": "phalanx.schema.deployment",
     "DeviceConfig": "phalanx.engine_config",
     "Engine": "phalanx.engine.engine",
     "EngineArgs": "phalanx.engine_config",
