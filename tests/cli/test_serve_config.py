@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
 
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
+from phalanx.schema.deployment import DeploymentConfig, WorkerSupervisorConfig
+from phalanx.schema.deployment_section import DeploymentSection, ProcessSection
+from phalanx.schema.parallel import (
+    DenseParallelConfig,
+    MoeParallelConfig,
+    OuterParallelConfig,
+    ParallelConfig,
+)
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.serve_config import EngineSection, parse_serve_config
 from phalanx.schema.yaml_text import parse_yaml
@@ -80,8 +88,51 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults():
         ("plugn: p", "unknown key plugn; did you mean plugin?"),
         ("plugin: p\nserver: {prot: 1}", "unknown key server.prot; did you mean server.port?"),
         ("plugin: p\nengine: {dtyp: x}", "unknown key engine.dtyp; did you mean engine.dtype?"),
-        ("plugin: p\nzzz: 1", "allowed: plugin, plugin_args, engine, server, log)"),
+        ("plugin: p\nzzz: 1", "plugin_args, engine, deployment, parallel, server, log)"),
         ("plugin: p\n1: 1", "unknown key 1"),
+        (
+            "plugin: p\ndeployment: {replicas: 2}",
+            "unknown key deployment.replicas; did you mean deployment.replica_count?",
+        ),
+        (
+            "plugin: p\ndeployment: {process_config: {port: 2}}",
+            "deployment.process_config.port; did you mean deployment.process_config.base_port?",
+        ),
+        ("plugin: p\nparallel: {tp: 2}", "unknown key parallel.tp; did you mean parallel."),
+        (
+            "plugin: p\nparallel: {dense: {tpsize: 2}}",
+            "unknown key parallel.dense.tpsize; did you mean parallel.dense.tp_size?",
+        ),
+        (
+            "plugin: p\nparallel: {dense: {tp_size: 0}}",
+            "dense.tp_size=0 must be a positive integer",
+        ),
+        (
+            "plugin: p\nparallel: {dense: {tp_size: x}}",
+            "parallel.dense.tp_size: expected `int | nu",
+        ),
+        ("plugin: p\nparallel: {outer: 2}", "parallel.outer: expected `object`, got `int`"),
+        (
+            "plugin: p\ndeployment: {mode: remote}",
+            "deployment: mode='remote' is not known; allowed",
+        ),
+        (
+            "plugin: p\ndeployment: {devices: [0, 0]}",
+            "deployment: devices=(0, 0) names device 0 more",
+        ),
+        ("plugin: p\ndeployment: {devices: [GPU-1]}", "set CUDA_VISIBLE_DEVICES"),
+        (
+            "plugin: p\ndeployment: {mode: external, replica_count: 2}",
+            "deployment: replica_count=2",
+        ),
+        (
+            "plugin: p\ndeployment: {process_config: {base_port: 0}}",
+            "deployment: base_port=0 must be an integer, from 1 to 65535",
+        ),
+        (
+            "plugin: p\ndeployment: {process_config: {extra_env: {RANK: '0'}}}",
+            "deployment: extra_env cannot set RANK",
+        ),
         ("server: {}", "the key plugin is missing"),
         ("plugin: p\nserver: {port: '1'}", "server.port: expected `int`, got `str`"),
         ("plugin: p\nserver: {port: -1}", "port=-1 must be from 0"),
@@ -95,6 +146,59 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults():
 def test_a_bad_file_is_refused_by_key(text, message):
     assert message in refused(text)
     assert refused(text).startswith("a.yaml")
+
+
+def test_a_deployment_and_a_topology_in_a_file():
+    config = parse_serve_config(
+        """
+        plugin: p
+        deployment:
+          replica_count: 2
+          devices: [3, "2", 1, 0]
+          output_rank: 1
+          auto_start: false
+          process_config: {execution_timeout_s: 5, extra_env: {OMP_NUM_THREADS: "1"}}
+        parallel:
+          outer: {cfg_size: 2}
+          dense: {tp_size: 2, sequence_parallel: true}
+          moe: {ep_size: 2}
+        """,
+        "a.yaml",
+    )
+    assert config.deployment.deployment_config() == DeploymentConfig(
+        replica_count=2,
+        devices=(3, 2, 1, 0),
+        output_rank=1,
+        auto_start=False,
+        process_config=WorkerSupervisorConfig(
+            execution_timeout_s=5, extra_env=(("OMP_NUM_THREADS", "1"),)
+        ),
+    )
+    parallel = ParallelConfig(
+        outer=OuterParallelConfig(cfg_size=2),
+        dense=DenseParallelConfig(tp_size=2, sequence_parallel=True),
+        moe=MoeParallelConfig(ep_size=2),
+    )
+    assert config.parallel == parallel
+    assert config.engine.engine_config(config.parallel).parallel == parallel
+
+
+def test_without_the_blocks_there_is_one_rank_of_one_replica():
+    config = parse_serve_config("plugin: p", "a.yaml")
+    assert config.deployment.deployment_config() == DeploymentConfig()
+    assert config.parallel == ParallelConfig()
+
+
+@pytest.mark.parametrize(
+    ("section", "config", "extra"),
+    [
+        (DeploymentSection, DeploymentConfig, set()),
+        (ProcessSection, WorkerSupervisorConfig, {"node_rank"}),
+    ],
+)
+def test_a_files_blocks_have_the_keys_of_the_values(section, config, extra):
+    """`node_rank` is for deployments over several machines, which a file cannot describe."""
+    assert {*section.__struct_fields__} | extra == {field.name for field in fields(config)}
 
 
 def test_an_override_into_a_scalar_is_refused():

@@ -1,18 +1,21 @@
-"""The configuration of `phalanx serve`, and of nothing else: which plugin, which engine, which
-server. Defaults < environment < file < flags; a key that does not exist is refused.
+"""The configuration of `phalanx serve`, and of nothing else: which plugin, which engine on which
+devices, which server. Defaults < environment < file < flags; a key that does not exist is refused.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from phalanx import settings
 from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
 from phalanx.errors import ConfigurationError
+from phalanx.schema.deployment_section import DeploymentSection
+from phalanx.schema.parallel import ParallelConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.schema.yaml_text import parse_yaml
 
@@ -32,8 +35,11 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     max_pending_requests: int | None = None
     stall_timeout_s: float | None = None
 
-    def engine_config(self) -> EngineConfig:
-        """The whole configuration: these values, then the environment's, then the defaults."""
+    def engine_config(self, parallel: ParallelConfig | None = None) -> EngineConfig:
+        """The whole configuration: these values, then the environment's, then the defaults.
+
+        `parallel` is the topology of a replica (None: a single rank).
+        """
         base = None
         if self.device is not None:
             on_cpu = self.device == "cpu"
@@ -56,6 +62,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 stall_timeout_s=_chosen(self.stall_timeout_s, runtime.stall_timeout_s),
                 dist_timeout_s=runtime.dist_timeout_s,
             ),
+            parallel=_chosen(parallel, config.parallel),
         )
 
 
@@ -84,6 +91,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str
     plugin_args: dict[str, Any] = {}
     engine: EngineSection = EngineSection()
+    deployment: DeploymentSection = DeploymentSection()
+    parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     log: LogSection = LogSection()
 
@@ -111,17 +120,28 @@ def parse_serve_config(
         raise ConfigurationError(f"{source}: {readable(error)}") from None
 
 
-def check_keys(
-    mapping: Mapping[object, object], struct: type[msgspec.Struct], source: str, path: str = ""
-) -> None:
-    """Refuse keys that `struct` does not have, in nested structures too."""
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+def check_keys(mapping: Mapping[object, object], record: type, source: str, path: str = "") -> None:
+    """Refuse keys that `record`, a structure or dataclass, does not have; in nested ones too."""
+    fields = _fields(record)
     for key, value in mapping.items():
         if key not in fields:
             raise unknown_key(str(key), tuple(fields), source, path)
         kind = fields[str(key)]
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
+        if isinstance(kind, type) and _is_record(kind) and isinstance(value, dict):
             check_keys(value, kind, source, f"{path}{key}.")
+
+
+def _is_record(kind: type) -> bool:
+    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
+
+
+def _fields(record: type) -> dict[str, object]:
+    """The types of a record's fields by name."""
+    hints = get_type_hints(record)
+    if dataclasses.is_dataclass(record):
+        return {field.name: hints[field.name] for field in dataclasses.fields(record)}
+    assert issubclass(record, msgspec.Struct)
+    return {name: hints[name] for name in record.__struct_fields__}
 
 
 def unknown_key(key: str, allowed: tuple[str, ...], source: str, path: str) -> ConfigurationError:
