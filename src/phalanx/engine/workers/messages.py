@@ -28,13 +28,15 @@ class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
     """An encoded object: its pickle and its out-of-band buffers, one after another.
 
     `sizes` are the bytes of the pickle, then of each buffer. `position` counts the bytes that the
-    ring has ever taken, up to this payload. `data` is empty unless `place` is PACKET.
+    ring has ever taken, up to this payload. `data` is empty unless `place` is PACKET. `by_handle`:
+    some tensor of the object is a handle to its sender's memory.
     """
 
     place: Place
     sizes: tuple[int, ...]
     position: int = 0
     data: bytes = b""
+    by_handle: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,276 @@
+"""The connection between a parent and the workers of one replica.
+
+A request is encoded and written once, into a ring that the replica's ranks share; each rank then
+gets a packet. Every worker answers over its own socket and ring. The parent never waits for a
+worker, and an end that dies is noticed at once, as the end of its packets.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
+from phalanx.engine.workers.outbox import Outbox
+from phalanx.engine.workers.packets import (
+    Packet,
+    PacketSocket,
+    UndecodablePacketError,
+    close_all,
+    create_socket_pair,
+)
+from phalanx.engine.workers.payload import encode, encode_request
+from phalanx.engine.workers.places import PayloadReader, PayloadWriter
+from phalanx.engine.workers.ring import RingReader, RingWriter, create_ring_file
+from phalanx.errors import EngineUnavailableError
+
+__all__ = [
+    "DEFAULT_RING_BYTES",
+    "ParentChannel",
+    "ReplicaLink",
+    "ReplicaSender",
+    "SocketWorkerChannel",
+    "UndecodablePacketError",
+    "connect",
+    "open_replica",
+]
+
+M = TypeVar("M")
+
+DEFAULT_RING_BYTES = 64 * 1024 * 1024
+
+
+class ParentChannel:
+    """The parent's end towards one worker. One thread receives and flushes."""
+
+    def __init__(self, sock: socket.socket, replies: RingReader) -> None:
+        sock.setblocking(False)
+        self._socket = PacketSocket(sock)
+        self._payloads = PayloadReader(replies)
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self.outbox = Outbox(self._socket)
+        self.ended = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether commands wait for the socket to be writable; then call `flush`."""
+        return self.outbox.wants_write
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        self.outbox.flush()
+
+    def receive_all(self) -> list[tuple[Reply, list[tuple[int, Any]]]]:
+        """Every message that has come, with its decoded events ([] for other than `Events`).
+
+        Sets `ended` when the worker's end is closed and all that it sent was received. Raises
+        `UndecodablePacketError` for what is not a message; those before it are then lost.
+        """
+        received = []
+        while not self.ended:
+            try:
+                packet = self._socket.receive()
+            except BlockingIOError:
+                break
+            if packet is None:
+                self.ended = True
+            else:
+                received.append(self._decode(packet))
+        return received
+
+    def _decode(self, packet: Packet) -> tuple[Reply, list[tuple[int, Any]]]:
+        reply = _decode_message(self._decoder, packet)
+        if not isinstance(reply, Events):
+            close_all(packet.descriptors)
+            return reply, []
+        return reply, _decode_payload(
+            lambda: self._payloads.take(reply.payload, packet.descriptors), "events", None
+        )
+
+    def close(self) -> None:
+        """Drop what waits to be sent and close the socket; the worker sees its parent's end."""
+        self.outbox.close()
+        self.ended = True
+        self._socket.close()
+
+
+class ReplicaSender:
+    """Sends commands to the ranks of one replica; safe to use from any thread."""
+
+    def __init__(self, requests: RingWriter, channels: tuple[ParentChannel, ...]) -> None:
+        self._outboxes = tuple(channel.outbox for channel in channels)
+        self._payloads: PayloadWriter | None = PayloadWriter(requests)
+        self._encoder = msgspec.msgpack.Encoder()
+        # Held while a request is written and announced, so that every rank sees the same order.
+        self._lock = threading.Lock()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether commands wait for some rank's socket to be writable."""
+        return any(outbox.wants_write for outbox in self._outboxes)
+
+    def submit(self, number: int, rid: str, request: Any) -> int:
+        """Send a request to every rank; returns the bytes of its payload.
+
+        The request's arrays may change when this returns. Never waits for a worker. A request that
+        cannot be pickled is an InvalidRequestError; then, and where shared memory or descriptors
+        are exhausted (OSError), no rank was sent anything.
+        """
+        encoded = encode_request(request, len(self._outboxes))
+        with self._lock:
+            if self._payloads is None:
+                raise EngineUnavailableError("the connection to the workers is closed")
+            with self._payloads.place(encoded) as (ref, descriptors):
+                packet = self._encoder.encode(Start(number, rid, ref))
+                for outbox in self._outboxes:
+                    outbox.put(packet, descriptors)
+        return encoded.num_bytes
+
+    def send(self, command: Cancel | Apply | Shutdown, rank: int) -> None:
+        """Send a command to one rank, after what was submitted before; never waits."""
+        self._outboxes[rank].put(self._encoder.encode(command))
+
+    def close(self) -> None:
+        """Send nothing more; the channels are closed by themselves."""
+        with self._lock:
+            self._payloads = None
+
+
+class SocketWorkerChannel:
+    """A worker's end: the `WorkerChannel` of its runtime."""
+
+    def __init__(
+        self, sock: socket.socket, requests: RingReader, rank: int, replies: RingWriter
+    ) -> None:
+        self._socket = PacketSocket(sock)
+        self._requests = PayloadReader(requests, rank)
+        self._replies = PayloadWriter(replies)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._lock = threading.Lock()
+
+    def receive(self) -> tuple[Command, Any] | None:
+        """The next command with its decoded request (None for other than `Start`); waits.
+
+        None when the parent has closed its end. Raises `UndecodablePacketError`, with the request's
+        number where only its payload cannot be decoded.
+        """
+        packet = self._socket.receive()
+        if packet is None:
+            return None
+        command = _decode_message(self._decoder, packet)
+        if not isinstance(command, Start):
+            close_all(packet.descriptors)
+            return command, None
+        return command, _decode_payload(
+            lambda: self._requests.take(command.payload, packet.descriptors),
+            f"request {command.rid!r}",
+            command.number,
+        )
+
+    def send(self, reply: Reply) -> None:
+        """Send a message that carries no payload; waits where the parent reads slowly.
+
+        Raises BrokenPipeError where the parent is gone.
+        """
+        self._socket.send(self._encoder.encode(reply))
+
+    def send_events(
+        self, events: list[tuple[int, Any]], execution_s: float | None, statistics: Any
+    ) -> None:
+        """Encode and send events; raises what pickling raises, and then nothing was sent.
+
+        Otherwise as `send`.
+        """
+        encoded = encode(events)
+        with self._lock, self._replies.place(encoded) as (ref, descriptors):
+            self._socket.send(
+                self._encoder.encode(Events(ref, execution_s, statistics)), descriptors
+            )
+
+    def close(self) -> None:
+        """Close the socket, which the parent sees as this worker's end; no other call may run."""
+        self._socket.close()
+
+
+class ReplicaLink(NamedTuple):
+    """Both sides of the connection to one replica; channels and endpoints by replica rank.
+
+    Each endpoint goes to its worker's process, which calls `connect` with it. The parent closes it
+    when the process has started, else it would never see the worker's end.
+    """
+
+    sender: ReplicaSender
+    channels: tuple[ParentChannel, ...]
+    endpoints: tuple[socket.socket, ...]
+
+
+def open_replica(num_ranks: int, ring_bytes: int | None = None) -> ReplicaLink:
+    """The connection to a replica's workers.
+
+    `ring_bytes` are those of each ring (default 64 MiB, taken only as far as payloads fill it);
+    payloads that do not fit travel as files in memory.
+    """
+    ring_bytes = DEFAULT_RING_BYTES if ring_bytes is None else ring_bytes
+    channels, endpoints = [], []
+    requests = create_ring_file(ring_bytes)
+    try:
+        for rank in range(num_ranks):
+            ours, theirs = create_socket_pair()
+            replies = create_ring_file(ring_bytes)
+            # The worker's first packet: which reader it is, and the rings themselves.
+            PacketSocket(ours).send(bytes((rank,)), (requests, replies))
+            channels.append(ParentChannel(ours, RingReader(replies)))
+            endpoints.append(theirs)
+            os.close(replies)
+        sender = ReplicaSender(RingWriter(requests, num_ranks), tuple(channels))
+    finally:
+        os.close(requests)
+    return ReplicaLink(sender, tuple(channels), tuple(endpoints))
+
+
+def connect(endpoint: socket.socket) -> SocketWorkerChannel:
+    """In the worker: its channel over the endpoint, which belongs to the channel from here on.
+
+    Raises EOFError where the parent is gone.
+    """
+    endpoint.set_inheritable(False)
+    endpoint.setblocking(True)
+    packet = PacketSocket(endpoint).receive()
+    if packet is None:
+        raise EOFError("the parent closed the connection before this worker took it")
+    requests, replies = packet.descriptors
+    rank = packet.body[0]
+    try:
+        return SocketWorkerChannel(
+            endpoint, RingReader(requests, rank), rank, RingWriter(replies, 1)
+        )
+    finally:
+        close_all(packet.descriptors)
+
+
+def _decode_message(decoder: msgspec.msgpack.Decoder[M], packet: Packet) -> M:
+    try:
+        return decoder.decode(packet.body)
+    except msgspec.DecodeError as error:
+        close_all(packet.descriptors)
+        raise UndecodablePacketError(
+            f"a packet of {len(packet.body)} bytes is not a message: {error}"
+        ) from error
+
+
+def _decode_payload(take: Callable[[], Any], what: str, number: int | None) -> Any:
+    try:
+        return take()
+    except Exception as error:
+        raise UndecodablePacketError(
+            f"{what} cannot be decoded: {type(error).__name__}: {error}", number
+        ) from error

@@ -1,0 +1,125 @@
+"""Packets over a socket pair that keeps their boundaries, each with the descriptors it mentions."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAX_PACKET_BYTES = 32 * 1024
+MAX_DESCRIPTORS = 253
+# Stands for a packet that is too large for the socket and came as a file.
+_IN_FILE = b"\xc1"  # no msgpack value begins with it
+
+
+class Packet(NamedTuple):
+    """`body` is valid until the next packet is received; the descriptors are the receiver's."""
+
+    body: memoryview
+    descriptors: list[int]
+
+
+class UndecodablePacketError(Exception):
+    """What the other side sent is not a message; `number` is the request's where it is known."""
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def create_socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends; whoever dies, the other end reads to the end of what it sent."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def create_file(chunks: Sequence[bytes | memoryview]) -> int:
+    """The descriptor of a new file in memory that holds the chunks one after another."""
+    descriptor = os.memfd_create("phalanx-payload", os.MFD_CLOEXEC)
+    try:
+        for chunk in chunks:
+            rest = memoryview(chunk).cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class PacketSocket:
+    """One end. Whether `send` and `receive` wait is the socket's setting.
+
+    `send` may be called from any thread, `receive` from one at a time.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(MAX_PACKET_BYTES)
+        self._view = memoryview(self._buffer)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send all of a packet or, raising OSError, nothing. The descriptors stay the caller's."""
+        if len(body) > MAX_PACKET_BYTES:
+            file = create_file([body])
+            try:
+                self.send(_IN_FILE, (*descriptors, file))
+            finally:
+                os.close(file)
+        elif descriptors:
+            rights = array.array("i", descriptors)
+            self._socket.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        else:
+            self._socket.send(body)
+
+    def receive(self) -> Packet | None:
+        """The next packet, or None when the other side is gone and all that it sent was read.
+
+        Raises BlockingIOError where nothing has come and the socket does not wait.
+        """
+        try:
+            num_bytes, ancillary, flags, _ = self._socket.recvmsg_into(
+                [self._view], socket.CMSG_SPACE(4 * MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            # The other side left packets of ours unread. Reported once; what it sent comes next.
+            return self.receive()
+        descriptors = array.array("i")
+        for _level, _type, data in ancillary:
+            descriptors.frombytes(data)
+        if flags & socket.MSG_CTRUNC:
+            close_all(descriptors)
+            raise UndecodablePacketError(
+                "a packet's file descriptors did not arrive: this process has too many open files"
+            )
+        if num_bytes == 0 and not descriptors:
+            return None
+        body = self._view[:num_bytes]
+        if body == _IN_FILE and descriptors:
+            body = memoryview(_read_file(descriptors.pop()))
+        return Packet(body, list(descriptors))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a failed `send` may succeed later, when the other side has read something."""
+    return error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close each of them."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _read_file(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()

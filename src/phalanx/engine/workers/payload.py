@@ -1,0 +1,184 @@
+"""Turns one object into bytes and back: a pickle, and the large buffers that stand beside it.
+
+Buffers are not copied here: whoever encodes copies them out before the object's owner goes on.
+Decoded arrays lie in fresh memory of their own. Imports no torch where no tensor travels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.errors import InvalidRequestError
+
+Bytes = npt.NDArray[np.uint8]
+
+# A smaller buffer costs less inside the pickle than as one of its own.
+MIN_BUFFER_BYTES = 2048
+
+# How far an error message looks into a request that cannot be pickled.
+_MAX_DEPTH = 8
+
+_TENSORS = "phalanx.engine.workers.tensors"
+
+
+class EncodedPayload:
+    """An object as `chunks` of bytes, still in the memory of the object itself.
+
+    `sizes` are the bytes of the pickle, then of each buffer; the chunks hold them one after
+    another (a pickle may be several chunks). `descriptors` are files that tensors in shared memory
+    lie in: they belong to those tensors, and must be duplicated to outlive this value.
+    `by_handle`: some tensor travels as a handle, so that `decode` needs to know who decodes.
+    """
+
+    __slots__ = ("by_handle", "chunks", "descriptors", "num_bytes", "sizes")
+
+    def __init__(
+        self, pickled: Sequence[bytes], buffers: Sequence[memoryview], handles: Handles
+    ) -> None:
+        self.chunks: tuple[bytes | memoryview, ...] = (*pickled, *buffers)
+        self.sizes = (sum(map(len, pickled)), *(buffer.nbytes for buffer in buffers))
+        self.num_bytes = sum(self.sizes)
+        self.descriptors = tuple(handles.descriptors)
+        self.by_handle = handles.used
+
+
+class Handles:
+    """Collects what travels beside a payload because it is not copied.
+
+    `num_readers`: how many processes decode the payload.
+    """
+
+    def __init__(self, num_readers: int) -> None:
+        self.num_readers = num_readers
+        self.descriptors: list[int] = []
+        self.used = False
+
+
+class _Chunks(list[bytes]):
+    """A file for the pickler, which hands over its large byte strings without copying them."""
+
+    write = list.append
+
+
+class _Pickler(pickle.Pickler):
+    """Puts arrays and tensors out of band, whatever their strides are."""
+
+    def __init__(
+        self, file: _Chunks, handles: Handles, buffer_callback: Callable[[pickle.PickleBuffer], Any]
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._handles = handles
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.ndarray:
+            if obj.flags.forc or obj.dtype.hasobject:
+                return NotImplemented
+            return np.ascontiguousarray(obj).__reduce_ex__(5)
+        # By its name, so that torch is not imported: other classes of tensors reduce to this one.
+        if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+            from phalanx.engine.workers import tensors
+
+            return tensors.reduce(obj, self._handles)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Gives the functions that rebuild tensors from handles what came beside the pickle."""
+
+    def __init__(self, pickled: Bytes, buffers: list[Bytes], context: dict[str, Any]) -> None:
+        super().__init__(io.BytesIO(pickled.data), buffers=buffers)
+        self._context = context
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module == _TENSORS and name in self._context:
+            return functools.partial(found, self._context[name])
+        return found
+
+
+def encode(obj: Any, num_readers: int = 1) -> EncodedPayload:
+    """Pickle an object that `num_readers` processes will decode; raises what pickling raises."""
+    pickled = _Chunks()
+    buffers: list[memoryview] = []
+    handles = Handles(num_readers)
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < MIN_BUFFER_BYTES:
+            return True
+        buffers.append(view)
+        return False
+
+    _Pickler(pickled, handles, keep_in_band).dump(obj)
+    return EncodedPayload(pickled, buffers, handles)
+
+
+def encode_request(request: Any, num_readers: int) -> EncodedPayload:
+    """Encode a request; one that cannot be pickled is refused, naming the part at fault."""
+    try:
+        return encode(request, num_readers)
+    except Exception as error:
+        path, culprit = _find_culprit(request)
+        raise InvalidRequestError(
+            f"{'.'.join(('request', *path))} of type {type(culprit).__qualname__} cannot be sent "
+            f"to a worker process: {error}; a request must be picklable (no lambdas, locks, open "
+            "files or classes defined inside a function)",
+            field=".".join(path),
+        ) from error
+
+
+def decode(
+    body: Bytes,
+    sizes: Sequence[int],
+    *,
+    by_handle: bool = False,
+    descriptors: Sequence[int] = (),
+    reader: int = 0,
+) -> Any:
+    """The object whose pickle and buffers `body` holds; nothing of it stays in `body`'s memory.
+
+    `reader` numbers this process among those that decode the payload. `descriptors` remain the
+    caller's. Raises what unpickling raises.
+    """
+    pickled = body[: sizes[0]]
+    buffers = []
+    end = sizes[0]
+    for size in sizes[1:]:
+        start, end = end, end + size
+        buffers.append(body[start:end].copy())
+    if not by_handle:
+        return pickle.loads(pickled.data, buffers=buffers)
+    context = {"rebuild_shared": descriptors, "rebuild_on_device": reader}
+    return _Unpickler(pickled, buffers, context).load()
+
+
+def _find_culprit(obj: Any, path: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
+    """The innermost part that cannot be pickled by itself, and the way to it."""
+    for name, part in _parts(obj) if len(path) < _MAX_DEPTH else ():
+        try:
+            encode(part, num_readers=0)
+        except Exception:  # noqa: BLE001 - any reason makes it the culprit
+            return _find_culprit(part, (*path, name))
+    return path, obj
+
+
+def _parts(obj: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(obj, dict):
+        return [(str(key), value) for key, value in obj.items()]
+    if isinstance(obj, list | tuple):
+        return [(str(index), part) for index, part in enumerate(obj)]
+    if isinstance(obj, msgspec.Struct):
+        return [(name, getattr(obj, name)) for name in obj.__struct_fields__]
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return [(field.name, getattr(obj, field.name)) for field in dataclasses.fields(obj)]
+    return ()

@@ -1,0 +1,83 @@
+"""Puts a payload's bytes where its readers find them, and takes them from there: in the packet
+where they are few, else in the shared ring, else in a shared-memory file of their own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from phalanx.engine.workers.messages import PayloadRef, Place
+from phalanx.engine.workers.packets import close_all, create_file
+from phalanx.engine.workers.payload import EncodedPayload, decode
+from phalanx.engine.workers.ring import RingReader, RingWriter
+
+MAX_PACKET_PAYLOAD_BYTES = 8192
+
+
+class PayloadWriter:
+    """Places payloads for all readers of a ring; not safe to share between threads."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self._ring = ring
+
+    @contextmanager
+    def place(self, encoded: EncodedPayload) -> Iterator[tuple[PayloadRef, Sequence[int]]]:
+        """Where the payload is now, and the descriptors to send along within the block."""
+        sizes, by_handle = encoded.sizes, encoded.by_handle
+        if encoded.num_bytes <= MAX_PACKET_PAYLOAD_BYTES:
+            data = b"".join(encoded.chunks)
+            ref = PayloadRef(Place.PACKET, sizes, data=data, by_handle=by_handle)
+            yield ref, encoded.descriptors
+            return
+        position = self._ring.write(encoded.chunks, encoded.num_bytes)
+        if position is not None:
+            ref = PayloadRef(Place.RING, sizes, position, by_handle=by_handle)
+            yield ref, encoded.descriptors
+            return
+        file = create_file(encoded.chunks)
+        try:
+            ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
+            yield ref, (*encoded.descriptors, file)
+        finally:
+            os.close(file)
+
+
+class PayloadReader:
+    """Takes payloads as one of a ring's readers; not safe to share between threads."""
+
+    def __init__(self, ring: RingReader, reader: int = 0) -> None:
+        self._ring = ring
+        self._reader = reader
+
+    def take(self, ref: PayloadRef, descriptors: list[int]) -> Any:
+        """The object, in memory of its own. Closes the descriptors; raises what decoding raises."""
+        try:
+            match ref.place:
+                case Place.PACKET:
+                    return self._decode(np.frombuffer(ref.data, np.uint8), ref, descriptors)
+                case Place.RING:
+                    body = self._ring.view(ref.position, ref.num_bytes)
+                    try:
+                        return self._decode(body, ref, descriptors)
+                    finally:
+                        self._ring.release(ref.position, ref.num_bytes)
+                case Place.FILE:
+                    file = mmap.mmap(descriptors[-1], ref.num_bytes, prot=mmap.PROT_READ)
+                    return self._decode(np.frombuffer(file, np.uint8), ref, descriptors)
+        finally:
+            close_all(descriptors)
+
+    def _decode(self, body: Any, ref: PayloadRef, descriptors: list[int]) -> Any:
+        return decode(
+            body,
+            ref.sizes,
+            by_handle=ref.by_handle,
+            descriptors=descriptors,
+            reader=self._reader,
+        )
