@@ -10,7 +10,6 @@ import pytest
 
 from phalanx import Engine, __version__
 from phalanx.checkpoints import checkpoint_names
-from phalanx.cli.main import main
 from phalanx.schema.yaml_text import parse_yaml
 from phalanx.testing.echo import Echo
 
@@ -18,21 +17,6 @@ from phalanx.testing.echo import Echo
 @pytest.fixture(scope="module", autouse=True)
 def echo_plugin() -> None:
     Engine.register(Echo)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Runs the command line in this process; gives its exit code, stdout and stderr."""
-    monkeypatch.setenv("PHALANX_DEVICE", "cpu")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        out, err = capsys.readouterr()
-        code = ended.value.code
-        return (0 if code is None else int(code)), out, err
-
-    return call
 
 
 @pytest.mark.parametrize(

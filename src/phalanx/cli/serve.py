@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
-import yaml
 
 from phalanx import log
-from phalanx.checkpoints import check_checkpoint, checkpoint_names
-from phalanx.cli.checkpoint_progress import prepared_checkpoint
-from phalanx.engine_config import EngineArgs, EntryArgs
+from phalanx.checkpoints import checkpoint_names
+from phalanx.cli.placement import device_list
+from phalanx.cli.serve_plan import ServePlan, describe, plan
 from phalanx.errors import ConfigurationError
-from phalanx.plugin import ServingAdapter
-from phalanx.schema.plugin_args import build_plugin_args
-from phalanx.schema.serve_config import LogSection, ServeConfig, parse_serve_config
-from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.serve_config import ServeConfig, parse_serve_config
 from phalanx.schema.yaml_text import parse_yaml
 
-CHECKPOINT_KEY = "checkpoint_dir"
-
 _LISTEN, _MODEL, _ENGINE, _LOG = "Where it listens", "Language model", "Engine", "Log"
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a configuration comes to; `serving` is None until the checkpoint is on disk."""
-
-    engine: EngineArgs
-    serving: ServingAdapter | None
-    server: ServerConfig
-    log: LogSection
+_DEPLOYMENT = "Replicas and ranks"
 
 
 def serve(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML file: plugin, plugin_args, engine, server.")
+        Path | None, typer.Argument(help="A YAML file: plugin, plugin_args, engine, server, ...")
     ] = None,
     model: Annotated[
         str | None,
@@ -75,6 +58,28 @@ def serve(
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the random generators.", rich_help_panel=_ENGINE)
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="Copies of the whole model. [1]", rich_help_panel=_DEPLOYMENT),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(help="Ranks that one copy is cut over. [1]", rich_help_panel=_DEPLOYMENT),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="Indices of visible devices, as 0,1: the first ones are replica 0's. [all]",
+            rich_help_panel=_DEPLOYMENT,
+        ),
+    ] = None,
+    base_port: Annotated[
+        int | None,
+        typer.Option(
+            help="The ranks of replica R meet at this port + R. [free ones]",
+            rich_help_panel=_DEPLOYMENT,
+        ),
     ] = None,
     context_length: Annotated[
         int | None,
@@ -130,6 +135,11 @@ def serve(
         "engine.dtype": dtype,
         "engine.num_threads": num_threads,
         "engine.seed": seed,
+        "deployment.replica_count": replicas,
+        "deployment.devices": None if devices is None else device_list(devices),
+        "deployment.process_config.base_port": base_port,
+        "parallel.dense.tp_size": tp,
+        "parallel.attention.tp_size": tp,
         "plugin_args.checkpoint_dir": model,
         "plugin_args.context_length": context_length,
         "plugin_args.pool_tokens": pool_tokens,
@@ -146,49 +156,6 @@ def serve(
         print(describe(plan(loaded, source, prepare=False)), end="")
         return
     raise typer.Exit(_run(plan(loaded, source, prepare=True)))
-
-
-def plan(config: ServeConfig, source: str, *, prepare: bool) -> Plan:
-    """Check all of `config`; with `prepare`, a model known by name is made ready on disk."""
-    from phalanx.engine.registry import plugin_class
-
-    plugin = plugin_class(config.plugin)
-    engine_config = config.engine.engine_config()
-    values = dict(config.plugin_args)
-    build_plugin_args(plugin.args_cls, values, source)
-    model = values.get(CHECKPOINT_KEY)
-    if isinstance(model, str):
-        check_checkpoint(model)
-        if prepare:
-            values[CHECKPOINT_KEY] = str(prepared_checkpoint(model))
-    args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
-    on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
-    serving = plugin.serving(args) if on_disk else None
-    return Plan(EngineArgs(config.plugin, args, engine_config), serving, config.server, config.log)
-
-
-def describe(plan: Plan) -> str:
-    """`plan` as the YAML file that would give it; an API key is not shown."""
-    config = plan.engine.config
-    assert config is not None and dataclasses.is_dataclass(plan.engine.plugin_args)
-    server = msgspec.to_builtins(plan.server)
-    if server["api_key"] is not None:
-        server["api_key"] = "(set)"
-    document: dict[str, Any] = {
-        "plugin": plan.engine.plugin,
-        "plugin_args": {
-            field.name: _plain(getattr(plan.engine.plugin_args, field.name))
-            for field in dataclasses.fields(plan.engine.plugin_args)
-        },
-        "engine": {
-            "device": config.device.target,
-            "dtype": config.device.params_dtype,
-            **dataclasses.asdict(config.runtime),
-        },
-        "server": server,
-        "log": {"level": plan.log.effective_level, "file": plan.log.file},
-    }
-    return yaml.safe_dump(document, sort_keys=False)
 
 
 def _load(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig, str]:
@@ -213,11 +180,7 @@ def _assignments(pairs: list[str]) -> dict[str, object]:
     return assigned
 
 
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else msgspec.to_builtins(value, enc_hook=str)
-
-
-def _run(plan: Plan) -> int:
+def _run(plan: ServePlan) -> int:
     from phalanx.engine.engine import Engine
     from phalanx.server.main import run_server
 

@@ -34,6 +34,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     seed: int | None = None
     max_pending_requests: int | None = None
     stall_timeout_s: float | None = None
+    dist_timeout_s: float | None = None
 
     def engine_config(self, parallel: ParallelConfig | None = None) -> EngineConfig:
         """The whole configuration: these values, then the environment's, then the defaults.
@@ -60,7 +61,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                     self.max_pending_requests, runtime.max_pending_requests
                 ),
                 stall_timeout_s=_chosen(self.stall_timeout_s, runtime.stall_timeout_s),
-                dist_timeout_s=runtime.dist_timeout_s,
+                dist_timeout_s=_chosen(self.dist_timeout_s, runtime.dist_timeout_s),
             ),
             parallel=_chosen(parallel, config.parallel),
         )

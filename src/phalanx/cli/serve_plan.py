@@ -1,0 +1,95 @@
+"""What `phalanx serve` would run: all of a configuration, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from phalanx.checkpoints import check_checkpoint
+from phalanx.cli.checkpoint_progress import prepared_checkpoint
+from phalanx.cli.placement import Placement, place
+from phalanx.engine_config import EngineArgs, EntryArgs
+from phalanx.plugin import ServingAdapter
+from phalanx.schema.deployment_section import DeploymentSection
+from phalanx.schema.plugin_args import build_plugin_args
+from phalanx.schema.serve_config import LogSection, ServeConfig
+from phalanx.schema.server_config import ServerConfig
+
+CHECKPOINT_KEY = "checkpoint_dir"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServePlan:
+    """What a configuration comes to; `serving` is None until the checkpoint is on disk."""
+
+    engine: EngineArgs
+    deployment: DeploymentSection
+    placement: Placement
+    serving: ServingAdapter | None
+    server: ServerConfig
+    log: LogSection
+
+
+def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
+    """Check all of `config`; with `prepare`, a model known by name is made ready on disk."""
+    from phalanx.engine.registry import plugin_class
+
+    plugin = plugin_class(config.plugin)
+    engine_config = config.engine.engine_config(config.parallel)
+    placement = place(config.deployment, engine_config)
+    values = dict(config.plugin_args)
+    build_plugin_args(plugin.args_cls, values, source)
+    model = values.get(CHECKPOINT_KEY)
+    if isinstance(model, str):
+        check_checkpoint(model)
+        if prepare:
+            values[CHECKPOINT_KEY] = str(prepared_checkpoint(model))
+    args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
+    on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
+    serving = plugin.serving(args) if on_disk else None
+    return ServePlan(
+        EngineArgs(config.plugin, args, engine_config),
+        config.deployment,
+        placement,
+        serving,
+        config.server,
+        config.log,
+    )
+
+
+def describe(plan: ServePlan) -> str:
+    """`plan` as the YAML file that would give it; an API key is not shown.
+
+    Comments at the end say which rank runs where.
+    """
+    config = plan.engine.config
+    assert config is not None and dataclasses.is_dataclass(plan.engine.plugin_args)
+    server = msgspec.to_builtins(plan.server)
+    if server["api_key"] is not None:
+        server["api_key"] = "(set)"
+    document: dict[str, Any] = {
+        "plugin": plan.engine.plugin,
+        "plugin_args": {
+            field.name: _plain(getattr(plan.engine.plugin_args, field.name))
+            for field in dataclasses.fields(plan.engine.plugin_args)
+        },
+        "engine": {
+            "device": config.device.target,
+            "dtype": config.device.params_dtype,
+            **dataclasses.asdict(config.runtime),
+        },
+        "deployment": msgspec.to_builtins(plan.deployment),
+        "parallel": dataclasses.asdict(config.parallel),
+        "server": server,
+        "log": {"level": plan.log.effective_level, "file": plan.log.file},
+    }
+    comments = "".join(f"# {line}\n" for line in plan.placement.lines())
+    return yaml.safe_dump(document, sort_keys=False) + comments
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else msgspec.to_builtins(value, enc_hook=str)
