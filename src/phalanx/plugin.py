@@ -8,14 +8,16 @@ entry-point group of an installed package.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from phalanx.engine_config import EntryArgs
+from phalanx.errors import ConfigurationError
 from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
+from phalanx.schema.parallel import MODEL_DOMAINS, ParallelConfig, ResolvedParallelConfig
 from phalanx.schema.statistics import LoopStatistics
 
 __all__ = [
@@ -79,6 +81,28 @@ class _Plugin(ABC):
         """
 
     @classmethod
+    def validate_parallel(
+        cls, parallel: ParallelConfig, replica_world_size: int | None = None
+    ) -> None:
+        """Refuse a topology that this plugin cannot run; called before any process is started.
+
+        A dimension that is split belongs to a domain in `parallel_domains`. A domain of the model
+        scope that is not among them may only follow one that is: the same tensor parallelism, and
+        nothing else. So nothing is computed twice unnoticed. `replica_world_size` None means what
+        `parallel` implies. Overrides call this first, then raise `ConfigurationError` for more.
+        """
+        if replica_world_size is None:
+            replica_world_size = parallel.infer_replica_world_size()
+        resolved = parallel.resolve(replica_world_size)
+        reasons = _reasons_against(resolved, cls.parallel_domains)
+        if reasons:
+            declared = ", ".join(sorted(cls.parallel_domains)) or "none: it runs on a single rank"
+            raise ConfigurationError(
+                f"plugin {cls.name!r} cannot run this topology (world size {resolved.world_size}): "
+                f"{'; '.join(reasons)}. Domains that it declares: {declared}"
+            )
+
+    @classmethod
     def serving(cls, args: Any) -> ServingAdapter | None:
         """The adapter for text protocols, or None for a plugin that is served by `/infer` only."""
         return None
@@ -139,3 +163,41 @@ class PluginRef:
 
     name: str
     target: str
+
+
+def _reasons_against(resolved: ResolvedParallelConfig, declared: frozenset[str]) -> list[str]:
+    """Why a plugin that declares these domains cannot run this topology."""
+    outer = (("pipeline", resolved.outer.pipeline_size), ("cfg", resolved.outer.cfg_size))
+    reasons = [
+        f"outer.{name}_size={size} splits the undeclared domain {name!r}"
+        for name, size in outer
+        if size > 1 and name not in declared
+    ]
+    leading = {name: resolved.tp_size(name) for name in MODEL_DOMAINS if name in declared}
+    if resolved.scope_size > 1 and not leading:
+        reasons.append(
+            f"a model scope of {resolved.scope_size} ranks splits dense, attention and moe, of "
+            "which none is declared"
+        )
+        return reasons
+    following = [name for name in MODEL_DOMAINS if name not in declared]
+    found = (_reason_against_following(resolved, name, leading) for name in following)
+    return reasons + [reason for reason in found if reason is not None]
+
+
+def _reason_against_following(
+    resolved: ResolvedParallelConfig, name: str, leading: Mapping[str, int]
+) -> str | None:
+    """Why an undeclared domain does not just follow a declared one, whose tp_size `leading` has."""
+    domain = resolved.domain(name)
+    if not domain.is_tp_only:
+        unsplit = asdict(type(domain)(domain.tp_size))
+        others = {key: value for key, value in asdict(domain).items() if value != unsplit[key]}
+        shown = ", ".join(f"{name}.{key}={value}" for key, value in others.items())
+        return f"{shown} splits the undeclared domain {name!r}"
+    size = resolved.tp_size(name)
+    if not leading or size in leading.values():
+        # Tensor-parallel groups of equal size are blocks of the same ranks.
+        return None
+    declared = ", ".join(f"{other}.tp_size={tp}" for other, tp in leading.items())
+    return f"{name}.tp_size={size} of the undeclared domain {name!r} does not follow {declared}"
