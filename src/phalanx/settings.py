@@ -164,6 +164,17 @@ def launcher() -> Launcher | None:
     return Launcher(rank, world_size, _rank("LOCAL_RANK"))
 
 
+def launcher_address() -> tuple[str, int]:
+    """Where a launcher's ranks meet: `MASTER_ADDR` and `MASTER_PORT`. Raises where either is unset."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(
+            f"environment variables MASTER_ADDR={host!r} and MASTER_PORT={port!r} must name an "
+            "address and a port; a launcher such as torchrun sets both"
+        )
+    return host, int(port)
+
+
 def _rank(name: str) -> int | None:
     raw = os.environ.get(name)
     if raw is None or raw == "":
@@ -179,6 +190,11 @@ def _rank(name: str) -> int | None:
 def child_environment(values: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `values` set, for a process that it starts."""
     return {**os.environ, **values}
+
+
+def apply_worker_environment(values: Mapping[str, str]) -> None:
+    """Set variables of this process, which is a worker; its engine's process keeps its own."""
+    os.environ.update(values)
 
 
 def limit_thread_spinning() -> None:

@@ -44,6 +44,11 @@ def cpu_config(**runtime):
     return EngineConfig(device=DeviceConfig("cpu", "float32"), runtime=RuntimeConfig(**runtime))
 
 
+def executor_of(engine):
+    """The one replica of an engine in this process."""
+    return engine._startup.current._replicas[0]
+
+
 @pytest.fixture
 def gate():
     gate = Gate()

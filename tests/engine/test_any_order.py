@@ -24,7 +24,7 @@ from phalanx.testing import (
     ManualClock,
 )
 
-from .conftest import Gate, cpu_config
+from .conftest import Gate, cpu_config, executor_of
 
 MAX_PENDING = 6
 STALL_S = 5.0
@@ -155,7 +155,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(op=st.sampled_from([*(Pause(mode) for mode in PauseMode), Continue(), Flush()]))
     def control(self, op):
         self.aborted |= op == Pause(PauseMode.ABORT)
-        self.answers.append((op, self.engine._executor._loop.control(op)))
+        self.answers.append((op, executor_of(self.engine)._loop.control(op)))
 
     @rule(seconds=st.sampled_from([1.0, STALL_S + 1]))
     def time_goes_by(self, seconds):

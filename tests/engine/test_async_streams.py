@@ -14,6 +14,8 @@ from phalanx.plugin import Delta
 from phalanx.schema.control import Pause
 from phalanx.testing import CountDelta, CountOutput, CountRequest, Fault
 
+from .conftest import executor_of
+
 
 async def collect(stream):
     return [item async for item in stream]
@@ -240,7 +242,7 @@ def test_close_ends_waiting_streams(gated, gate):
         task = asyncio.create_task(collect(gated.astream(CountRequest(count=1000))))
         await asyncio.sleep(0)
         gate.await_tick()
-        gated._executor._loop._inbox.put(Close())
+        executor_of(gated)._loop._inbox.put(Close())
         gate.open()
         await asyncio.to_thread(gated.close)
         with pytest.raises(EngineUnavailableError, match="closed"):

@@ -11,6 +11,8 @@ from phalanx.errors import EngineOverloadedError
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.testing import Counting, CountingArgs, CountOutput, CountRequest, Fault
 
+from .conftest import executor_of
+
 
 def numbers(count):
     return CountOutput(tuple(range(count)))
@@ -93,7 +95,7 @@ def test_a_late_cancel_spares_a_later_request_of_the_same_id(gated, gate):
     gate.let_pass()
     assert first.result() == numbers(1)
     second = gated.submit(CountRequest(count=3), rid="same")
-    gated._executor.cancel(live)
+    executor_of(gated).cancel(live)
     gate.open()
     assert second.result() == numbers(3)
 
@@ -215,7 +217,7 @@ def test_pause_abort_waits_as_many_ticks_as_it_takes(build, gate):
     engine = build("aborts_slowly", CountingArgs(before_tick=gate))
     futures = [engine.submit(CountRequest(count=1000)) for _ in range(4)]
     gate.await_tick()
-    answer = engine._executor._loop.control(Pause())
+    answer = executor_of(engine)._loop.control(Pause())
     for _ in range(4):
         gate.let_pass()
         gate.await_tick()
@@ -294,7 +296,7 @@ def test_an_id_that_cannot_name_a_request_is_refused(counting, rid):
 def test_a_cancel_that_overtakes_its_request_still_ends_it(counting):
     sink = FutureSink()
     live = counting._requests.accept("late", sink)
-    counting._executor.cancel(live)
-    counting._executor.submit(live, CountRequest(count=10**9))
+    executor_of(counting).cancel(live)
+    executor_of(counting).submit(live, CountRequest(count=10**9))
     assert len(sink.future.result().numbers) < 10**9
     assert counting.statistics().num_cancelled == 1

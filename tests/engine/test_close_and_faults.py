@@ -13,7 +13,7 @@ from phalanx.errors import InvalidInputError
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.testing import Counting, CountingArgs, CountingError, CountOutput, CountRequest, Fault
 
-from .conftest import cpu_config
+from .conftest import cpu_config, executor_of
 
 FAULTS = [Fault.RAISE_IN_START, Fault.RAISE_IN_TICK, Fault.RAISE_IN_CANCEL]
 
@@ -97,8 +97,8 @@ def test_a_failure_answers_a_pause_that_waits_for_its_aborts(build, gate):
     engine = build(before_tick=tick)
     future = engine.submit(CountRequest(count=1000))
     gate.await_tick()
-    answer = engine._executor._loop.control(Pause())
-    behind = engine._executor._loop.control(Continue())
+    answer = executor_of(engine)._loop.control(Pause())
+    behind = executor_of(engine)._loop.control(Continue())
     passes.append(1)
     gate.open()
     for waiting in (answer, behind, future):
@@ -121,8 +121,8 @@ def test_close_ends_what_is_live(gated, gate):
     gate.await_tick()
     stream = gated.stream(CountRequest(count=1000))
     queued = gated.submit(CountRequest(count=1000))
-    control = gated._executor._loop.control(Continue())
-    gated._executor._loop._inbox.put(Close())  # the loop will start both, and then leave
+    control = executor_of(gated)._loop.control(Continue())
+    executor_of(gated)._loop._inbox.put(Close())  # the loop will start both, and then leave
     gate.open()
     gated.close()
     with pytest.raises(EngineUnavailableError, match="closed"):
@@ -138,10 +138,10 @@ def test_close_ends_what_is_live(gated, gate):
 def test_r69_a_future_that_has_not_started_is_cancelled_by_close(gated, gate):
     started = gated.submit(CountRequest(count=1000))
     gate.await_tick()
-    gated._executor._loop._inbox.put(Close())  # what is submitted from here on stays queued
+    executor_of(gated)._loop._inbox.put(Close())  # what is submitted from here on stays queued
     queued = gated.submit(CountRequest(count=1000))
     stream = gated.stream(CountRequest(count=1000))
-    late_control = gated._executor._loop.control(Continue())
+    late_control = executor_of(gated)._loop.control(Continue())
     gate.open()
     gated.close()
     assert isinstance(started.exception(), EngineUnavailableError)

@@ -10,6 +10,8 @@ from phalanx.errors import EngineOverloadedError
 from phalanx.schema.control import Flush
 from phalanx.testing import EchoRequest
 
+from .conftest import executor_of
+
 
 class Block:
     """A step that has begun and waits for the test."""
@@ -46,9 +48,9 @@ def block():
 
 def until_live(engine, rid):
     """Wait until another thread's request is accepted and queued."""
-    with engine._executor._changed:
-        engine._executor._changed.wait_for(
-            lambda: any(turn.live.rid == rid for turn in engine._executor._queue)
+    with executor_of(engine)._changed:
+        executor_of(engine)._changed.wait_for(
+            lambda: any(turn.live.rid == rid for turn in executor_of(engine)._queue)
         )
 
 
@@ -264,8 +266,8 @@ def test_close_waits_for_a_step_in_its_callers_thread(echo, block):
     stepped = in_thread(echo.step, EchoRequest("running", before=block))
     block.entered.wait()
     closings = [in_thread(echo.close) for _ in range(2)]
-    with echo._executor._changed:
-        echo._executor._changed.wait_for(lambda: echo._executor._closing)
+    with executor_of(echo)._changed:
+        executor_of(echo)._changed.wait_for(lambda: executor_of(echo)._closing)
     assert echo.entry.num_closes == 0
     block.release.set()
     for closing in closings:

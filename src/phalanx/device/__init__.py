@@ -7,7 +7,7 @@ import torch
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
 
-__all__ = ["DeviceBackend", "create_backend"]
+__all__ = ["DeviceBackend", "create_backend", "num_devices"]
 
 
 def create_backend(target: str) -> DeviceBackend:
@@ -26,3 +26,12 @@ def create_backend(target: str) -> DeviceBackend:
 
         return CudaBackend(device)
     raise ConfigurationError(refusal)
+
+
+def num_devices(target: str) -> int | None:
+    """How many devices of the target's kind this process sees; None where ranks share the CPU."""
+    if torch.device(target).type == "cpu":
+        return None
+    from phalanx.device.cuda import device_count
+
+    return device_count()

@@ -60,3 +60,8 @@ class CudaBackend:
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()
+
+
+def device_count() -> int:
+    """How many CUDA devices this process sees; makes no context on them."""
+    return torch.cuda.device_count()

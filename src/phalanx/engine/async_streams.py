@@ -11,7 +11,7 @@ from typing import Any, Self
 from phalanx.clock import Clock
 from phalanx.engine.mailbox import Mailbox
 from phalanx.engine.requests import LiveRequest
-from phalanx.engine.sinks import Output, UnreadEvents
+from phalanx.engine.sinks import Output, UnreadEvents, Wakeable
 from phalanx.engine.streams import cancel_unended
 from phalanx.errors import PhalanxError
 from phalanx.plugin import Delta, Failed, Final
@@ -22,7 +22,7 @@ class AsyncSink:
 
     def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
         self.unread = UnreadEvents(clock)
-        self.mailbox: Mailbox | None = mailbox
+        self.mailbox: Wakeable | None = mailbox
         self._mailbox = mailbox
         self._waiter: asyncio.Future[None] | None = None
 
@@ -32,6 +32,9 @@ class AsyncSink:
 
     def claim(self) -> bool:
         return True
+
+    def schedule(self, now_s: float) -> None:
+        pass
 
     def put(self, event: Output, now_s: float) -> None:
         # Appended before the waiter is looked at; `next` does both the other way round.

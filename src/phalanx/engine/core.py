@@ -1,15 +1,13 @@
-"""One rank of a replica: a plugin's instance, loaded under its engine's configuration."""
+"""A loaded plugin: one rank of a replica."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from phalanx.clock import Clock
 from phalanx.engine.registry import plugin_ref
-from phalanx.engine_config import EngineConfig, EntryArgs, use_engine_config
+from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.limits import Limits
 
@@ -17,32 +15,8 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", Entry, BatchingEntry)
 
 
-@contextmanager
-def activated(config: EngineConfig) -> Iterator[None]:
-    """What holds around a plugin's calls in the calling thread.
-
-    `config` is current, its device is this thread's, gradients are off, and torch computes with
-    `num_threads` threads (torch keeps that number for each calling thread).
-    """
-    import torch
-
-    from phalanx.device import create_backend
-
-    wanted = config.runtime.num_threads
-    before = torch.get_num_threads()
-    create_backend(config.device.target)
-    if wanted is not None and wanted != before:
-        torch.set_num_threads(wanted)
-    try:
-        with use_engine_config(config), torch.no_grad():
-            yield
-    finally:
-        if wanted is not None and wanted != before:
-            torch.set_num_threads(before)
-
-
 class EngineCore(Generic[E]):
-    """A loaded plugin. Built, and its entry called, inside `activated(config)` only."""
+    """A plugin's instance. Built, and its entry called, inside its rank's `activated()` only."""
 
     def __init__(
         self, plugin: type[E], plugin_args: EntryArgs, config: EngineConfig, clock: Clock

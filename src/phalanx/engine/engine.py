@@ -8,45 +8,52 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import threading
 import uuid
-import weakref
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from phalanx import settings
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine import registry
 from phalanx.engine.async_streams import AsyncResponseStream, AsyncSink
-from phalanx.engine.executors import create_executor
-from phalanx.engine.mailbox import Mailbox
+from phalanx.engine.checks import check_request, checked_deployment, checked_plugin
+from phalanx.engine.deployments import create_deployment
+from phalanx.engine.dispatcher import RequestDispatcher
+from phalanx.engine.mailbox import Mailboxes
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.requests import RequestTable
-from phalanx.engine.sinks import FutureSink
+from phalanx.engine.sinks import CallerSink, FutureSink
+from phalanx.engine.startup import Startup
 from phalanx.engine.streams import ResponseStream, ThreadSink
 from phalanx.engine_config import EngineArgs, EngineConfig, use_engine_config
 from phalanx.errors import (
-    ConfigurationError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidInputError,
-    InvalidRequestError,
 )
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
+from phalanx.schema.deployment import DeploymentConfig
+from phalanx.schema.launch import choose_mode
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import EngineStatistics
 
 
 class Engine:
-    """Runs one plugin inline: in this process, without another process or a port.
+    """Runs one plugin: in this process, as replicas in local workers, or as a launcher's rank.
 
-    Built when the plugin is loaded. All methods may be called from any thread. A plain `Entry`
-    answers one request at a time in order of arrival, a `BatchingEntry` many at once. What a
-    plain `Entry` raises reaches the caller unchanged; a request that fails inside a
-    `BatchingEntry` raises `RequestFailedError`; an engine that is closed or whose plugin broke
-    raises `EngineUnavailableError`, and a new one can be created.
+    `deployment` says where (`DeploymentConfig()`, the default, keeps a single rank of a single
+    replica in this process); what can be refused is refused before anything is started. Built when
+    every replica is loaded, or without `auto_start` at once. All methods may be called from any
+    thread. In this process a plain `Entry` answers one request at a time in order of arrival, and
+    what it raises reaches the caller unchanged; in workers that fails the engine. A request that
+    fails inside a `BatchingEntry` raises `RequestFailedError`; an engine that is closed or whose
+    plugin or workers broke raises `EngineUnavailableError`, and a new one can be created.
+
+    Workers start with Python's spawn, which imports the main module anew: build the engine under
+    `if __name__ == "__main__":`.
     """
 
     register = staticmethod(registry.register)
@@ -54,27 +61,52 @@ class Engine:
     registered = staticmethod(registry.registered)
     """Names of the registered plugins, in order."""
 
-    def __init__(self, args: EngineArgs, *, clock: Clock | None = None) -> None:
-        self._plugin = _checked_plugin(args)
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        deployment: DeploymentConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plugin = checked_plugin(args)
         self._args = args
         self._config = args.config if args.config is not None else EngineConfig.from_env()
+        self._deployment = checked_deployment(deployment)
+        self._plugin.validate_parallel(self._config.parallel)
+        world = self._config.parallel.infer_replica_world_size()
+        self._mode = choose_mode(self._deployment, world, settings.launcher())
         self._clock = clock if clock is not None else SystemClock()
-        self._requests = RequestTable(self._clock, self._config.runtime)
-        self._mailboxes: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, Mailbox] = (
-            weakref.WeakValueDictionary()
+        self._requests = RequestTable(
+            self._clock, self._config.runtime, self._deployment.replica_count
         )
-        self._mailbox_lock = threading.Lock()
+        self._mailboxes = Mailboxes()
         self._closed = False
-        self._executor = create_executor(
-            self._plugin, args.plugin_args, self._config, self._requests, self._clock
+        running = create_deployment(
+            self._mode,
+            self._plugin,
+            args.plugin_args,
+            self._config,
+            self._deployment,
+            self._requests,
+            self._clock,
         )
-        # The loop thread must have left the plugin before the interpreter goes away.
+        self._startup = Startup(running, self._requests)
+        # Loop threads and workers must have ended before the interpreter goes away.
         atexit.register(self.close)
+        if self._deployment.auto_start:
+            self.setup()
+
+    def setup(self) -> None:
+        """Start and load every replica, unless that has been done; the first request does so too.
+
+        A start that fails closes the engine.
+        """
+        self._startup.dispatcher()
 
     def step(self, request: Any, *, rid: str | None = None) -> Any:
         """The complete output of `request`; a plain `Entry` computes it in this thread."""
-        checked_rid = self._check(request, rid)
-        return self._executor.step(checked_rid, request)
+        checked_rid, dispatcher = self._check(request, rid)
+        return dispatcher.step(checked_rid, request, CallerSink())
 
     def submit(self, request: Any, *, rid: str | None = None) -> Future[Any]:
         """A future of the complete output.
@@ -82,68 +114,68 @@ class Engine:
         It can be cancelled until the request reaches the plugin. On a closed or failed engine
         it has failed already; a request that is refused for its own sake raises here.
         """
-        checked_rid = self._check(request, rid)
         sink = FutureSink()
         try:
-            live = self._requests.accept(checked_rid, sink)
+            checked_rid, dispatcher = self._check(request, rid)
+            dispatcher.submit(checked_rid, request, sink)
         except EngineOverloadedError:
             raise
         except EngineUnavailableError as error:
             sink.future.set_exception(error)
-            return sink.future
-        self._executor.submit(live, request)
         return sink.future
 
     def stream(self, request: Any, *, rid: str | None = None) -> ResponseStream:
         """The output in parts, for a thread: deltas, then the complete output as last item."""
-        checked_rid = self._check(request, rid)
+        checked_rid, dispatcher = self._check(request, rid)
         sink = ThreadSink(self._clock)
-        live = self._requests.accept(checked_rid, sink)
-        self._executor.submit(live, request)
-        return ResponseStream(live, sink, partial(self._executor.cancel, live))
+        live = dispatcher.submit(checked_rid, request, sink)
+        return ResponseStream(live, sink, partial(dispatcher.cancel, live))
 
     def astream(self, request: Any, *, rid: str | None = None) -> AsyncResponseStream:
         """The output in parts, for a coroutine of the running event loop."""
-        checked_rid = self._check(request, rid)
-        sink = AsyncSink(self._mailbox(asyncio.get_running_loop()), self._clock)
-        live = self._requests.accept(checked_rid, sink)
-        self._executor.submit(live, request)
-        return AsyncResponseStream(live, sink, partial(self._executor.cancel, live))
+        checked_rid, dispatcher = self._check(request, rid)
+        sink = AsyncSink(self._mailboxes.of(asyncio.get_running_loop()), self._clock)
+        live = dispatcher.submit(checked_rid, request, sink)
+        return AsyncResponseStream(live, sink, partial(dispatcher.cancel, live))
 
     def cancel(self, rid: str) -> bool:
         """End a request early; False where it is not live or can no longer be stopped.
 
         It still ends by itself: with what it has so far, as a cancelled output.
         """
-        live = self._requests.find(rid)
-        return live is not None and self._executor.cancel(live)
+        live, dispatcher = self._requests.find(rid), self._startup.current
+        return live is not None and dispatcher is not None and dispatcher.cancel(live)
 
     def control(self, op: ControlOp) -> bool:
-        """Apply `op` between two steps and return when it has been; False where it was refused.
+        """Apply `op` on every replica, between two steps; False where one of them refused it.
 
-        After `Pause(ABORT)` the aborted requests have ended.
+        Returns when it has been applied; after `Pause(ABORT)` the aborted requests have ended.
         """
-        return self._executor.control(op)
+        return self._startup.dispatcher().control(op)
 
     def statistics(self) -> EngineStatistics:
-        """Counts of requests and the loop's newest counters; never waits for a step."""
-        return self._requests.statistics(self._executor.loop_statistics)
+        """Counts of requests, in all and by replica, and loops' newest counters; never waits."""
+        dispatcher = self._startup.current
+        if dispatcher is None:
+            return self._requests.statistics([None] * self._deployment.replica_count)
+        return dispatcher.statistics()
 
     def close(self) -> None:
-        """End what is live and release the plugin; any number of times, from any thread.
+        """End what is live and release the replicas; any number of times, from any thread.
 
-        Queued futures become cancelled; what has started, and a waiting `step` or stream, ends
-        with `EngineUnavailableError`, except that a plain `Entry`'s running step is waited for.
+        In this process queued futures become cancelled; what has started, and a waiting `step` or
+        stream, ends with `EngineUnavailableError`, except that a plain `Entry`'s running step is
+        waited for. Requests in workers end with `EngineUnavailableError`, and the workers stop.
         """
         self._closed = True
         atexit.unregister(self.close)
         self._requests.refuse(EngineUnavailableError("the engine is closed"))
-        self._executor.close()
+        self._startup.close()
 
     @property
     def mode(self) -> str:
-        """Where the replica runs: `inline`."""
-        return "inline"
+        """Where replicas run: `inline`, `local` or `external`."""
+        return self._mode.value
 
     @property
     def plugin(self) -> PluginClass:
@@ -151,14 +183,21 @@ class Engine:
         return self._plugin
 
     @property
-    def entry(self) -> Entry | BatchingEntry:
-        """The plugin's instance; a batching one belongs to the loop's thread."""
-        return self._executor.entry
+    def entry(self) -> Entry | BatchingEntry | None:
+        """The plugin's instance in this process; a batching one belongs to the loop's thread.
+
+        None where the replicas run in workers.
+        """
+        return self._startup.dispatcher().entry
 
     @property
     def limits(self) -> Limits:
         """Bounds on requests, as the loaded plugin reported them."""
-        return self._executor.limits
+        return self._startup.dispatcher().limits
+
+    @property
+    def deployment(self) -> DeploymentConfig:
+        return self._deployment
 
     @property
     def config(self) -> EngineConfig:
@@ -194,56 +233,13 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _check(self, request: Any, rid: str | None) -> str:
-        """Refuse what can never be served; returns the request's id."""
-        plugin = self._plugin
+    def _check(self, request: Any, rid: str | None) -> tuple[str, RequestDispatcher]:
+        """Refuse what can never be served; returns the request's id and who takes it."""
+        dispatcher = self._startup.dispatcher()
         try:
-            if rid is not None and not _is_name(rid):
-                raise InvalidRequestError(
-                    f"rid {rid!r} must be a non-empty string that UTF-8 can hold", field="rid"
-                )
-            if not isinstance(request, plugin.request_cls):
-                raise InvalidRequestError(
-                    f"plugin {plugin.name!r} takes {plugin.request_cls.__name__}, "
-                    f"not {type(request).__name__}"
-                )
             with use_engine_config(self._config):
-                plugin.validate(request, self._executor.limits)
+                check_request(self._plugin, dispatcher.limits, request, rid)
         except InvalidInputError:
             self._requests.count_refused()
             raise
-        return rid if rid is not None else uuid.uuid4().hex
-
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
-        with self._mailbox_lock:
-            mailbox = self._mailboxes.get(loop)
-            if mailbox is None:
-                mailbox = self._mailboxes[loop] = Mailbox(loop)
-            return mailbox
-
-
-def _checked_plugin(args: EngineArgs) -> PluginClass:
-    if not isinstance(args, EngineArgs):
-        raise ConfigurationError(f"args is {type(args).__name__}; it must be phalanx.EngineArgs")
-    plugin = registry.plugin_class(args.plugin)
-    if not isinstance(args.plugin_args, plugin.args_cls):
-        raise ConfigurationError(
-            f"plugin {plugin.name!r} takes plugin_args of type {plugin.args_cls.__name__}, "
-            f"not {type(args.plugin_args).__name__}"
-        )
-    if args.config is not None and not isinstance(args.config, EngineConfig):
-        raise ConfigurationError(
-            f"config is {type(args.config).__name__}; it must be phalanx.EngineConfig or None"
-        )
-    return plugin
-
-
-def _is_name(rid: object) -> bool:
-    """Whether `rid` can name a request wherever it goes."""
-    if not isinstance(rid, str) or not rid:
-        return False
-    try:
-        rid.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return rid if rid is not None else uuid.uuid4().hex, dispatcher

@@ -6,6 +6,8 @@ A step that produced output for many streams costs one system call, not one for 
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from typing import Protocol
 
 
@@ -47,3 +49,20 @@ class Mailbox:
         self._scheduled = False
         while self._ready:
             self._ready.pop().wake()
+
+
+class Mailboxes:
+    """One mailbox for each event loop that has streams; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, Mailbox] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        with self._lock:
+            mailbox = self._known.get(loop)
+            if mailbox is None:
+                mailbox = self._known[loop] = Mailbox(loop)
+            return mailbox

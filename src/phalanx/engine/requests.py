@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from phalanx.clock import Clock
-from phalanx.engine.mailbox import Mailbox
-from phalanx.engine.sinks import Sink
+from phalanx.engine.replicas import ReplicaAccount, ReplicaChooser, combined
+from phalanx.engine.sinks import Sink, Wakeable
 from phalanx.engine_config import RuntimeConfig
 from phalanx.errors import (
     EngineOverloadedError,
@@ -34,11 +34,13 @@ logger = logging.getLogger(__name__)
 class LiveRequest:
     """One accepted request; `number` tells it from another request with the same id.
 
-    `claimed`: it has reached the plugin. `cancelled`: its cancel was asked for.
+    `account` is its replica's. `claimed`: it has reached the plugin. `cancelled`: its cancel was
+    asked for.
     """
 
     rid: str
     number: int
+    account: ReplicaAccount
     sink: Sink
     submitted_s: float
     scheduled_s: float | None = None
@@ -54,22 +56,24 @@ class LiveRequest:
 class RequestTable:
     """Live requests by id; safe to use from any thread."""
 
-    def __init__(self, clock: Clock, runtime: RuntimeConfig) -> None:
+    def __init__(self, clock: Clock, runtime: RuntimeConfig, num_replicas: int = 1) -> None:
         self._clock = clock
+        opened_s = clock.monotonic_s()
+        self._accounts = tuple(ReplicaAccount(index, opened_s) for index in range(num_replicas))
+        self._chooser = ReplicaChooser(self._accounts)
         self._max_live = runtime.max_pending_requests
         self._stall_timeout_s = runtime.stall_timeout_s
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
         self._numbers = itertools.count()
         self._refusal: EngineUnavailableError | None = None
-        self._accepted = self._completed = self._failed = self._cancelled = self._refused = 0
-        self._queue_time_s = self._execution_time_s = 0.0
+        self._accepted = self._refused = 0
 
     def find(self, rid: str) -> LiveRequest | None:
         return self._live.get(rid)
 
     def accept(self, rid: str, sink: Sink) -> LiveRequest:
-        """Take a request in, or raise: then it was never started."""
+        """Take a request in and choose its replica, or raise: then it was never started."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             if self._refusal is not None:
@@ -86,7 +90,11 @@ class RequestTable:
                     f"{len(self._live)} requests are pending, as many as max_pending_requests="
                     f"{self._max_live} allows; try again later"
                 )
-            live = LiveRequest(rid, next(self._numbers), sink, now_s)
+            account = self._chooser.choose()
+            if account is None:
+                raise EngineUnavailableError("no replica is healthy; create a new engine")
+            account.enter(now_s)
+            live = LiveRequest(rid, next(self._numbers), account, sink, now_s)
             self._live[rid] = live
             self._accepted += 1
             return live
@@ -101,24 +109,36 @@ class RequestTable:
         with self._lock:
             if self._live.get(live.rid) is not live:
                 return False
+            if live.claimed:
+                return True
             live.claimed = True
             if live.sink.claim():
                 return True
-            del self._live[live.rid]
-            self._cancelled += 1
+            self._drop(live, self._clock.monotonic_s())
+            live.account.num_cancelled += 1
             return False
 
-    def schedule(self, live: LiveRequest) -> None:
-        """The request's first step begins."""
-        live.scheduled_s = self._clock.monotonic_s()
+    def reject(self, live: LiveRequest) -> None:
+        """The request was accepted and could not be handed on: it counts as refused."""
         with self._lock:
-            self._queue_time_s += live.scheduled_s - live.submitted_s
+            if self._live.get(live.rid) is live:
+                self._drop(live, self._clock.monotonic_s())
+                self._accepted -= 1
+                self._refused += 1
+
+    def schedule(self, live: LiveRequest, ago_s: float = 0.0) -> None:
+        """The request's first step begins, or began `ago_s` seconds ago."""
+        now_s = max(self._clock.monotonic_s() - ago_s, live.submitted_s)
+        live.scheduled_s = now_s
+        with self._lock:
+            live.account.queue_time_s += now_s - live.submitted_s
+        live.sink.schedule(now_s)
 
     def deliver(self, events: Iterable[Event]) -> list[LiveRequest]:
         """Pass a step's events on; returns the requests whose reader is gone, to be cancelled."""
         now_s = self._clock.monotonic_s()
         gone: list[LiveRequest] = []
-        mailboxes: set[Mailbox] = set()
+        mailboxes: set[Wakeable] = set()
         for event in events:
             live = self._live.get(event.rid)
             if live is None:
@@ -150,8 +170,6 @@ class RequestTable:
     def withdraw(self, live: LiveRequest, error: PhalanxError) -> None:
         """End a request that has not reached the plugin: its future becomes cancelled."""
         if self._remove(live):
-            with self._lock:
-                self._cancelled += 1
             live.sink.withdraw(error, self._clock.monotonic_s())
             if live.sink.mailbox is not None:
                 self._wake({live.sink.mailbox})
@@ -178,43 +196,66 @@ class RequestTable:
         with self._lock:
             return list(self._live.values())
 
-    def statistics(self, loop: LoopStatistics | None) -> EngineStatistics:
+    def statistics(self, loops: Sequence[LoopStatistics | None]) -> EngineStatistics:
+        """Counts in all and of each replica; `loops` are the replicas' newest loop counters."""
+        now_s = self._clock.monotonic_s()
         with self._lock:
+            accounts = self._accounts
             return EngineStatistics(
                 num_accepted=self._accepted,
-                num_completed=self._completed,
-                num_failed=self._failed,
-                num_cancelled=self._cancelled,
+                num_completed=sum(account.num_completed for account in accounts),
+                num_failed=sum(account.num_failed for account in accounts),
+                num_cancelled=sum(account.num_cancelled for account in accounts),
                 num_refused=self._refused,
                 num_in_flight=len(self._live),
-                queue_time_s=self._queue_time_s,
-                execution_time_s=self._execution_time_s,
-                loop=loop,
+                queue_time_s=sum(account.queue_time_s for account in accounts),
+                execution_time_s=sum(account.execution_time_s for account in accounts),
+                loop=combined(loops),
+                replicas=tuple(
+                    account.statistics(now_s, loop)
+                    for account, loop in zip(accounts, loops, strict=True)
+                ),
             )
+
+    def carried(
+        self, live: LiveRequest, *, request_bytes: int = 0, response_bytes: int = 0
+    ) -> None:
+        """A request's payload, or a part of its answer, crossed to or from another process."""
+        with self._lock:
+            if request_bytes:
+                live.account.carry(request_bytes)
+            live.account.response_bytes += response_bytes
 
     def _remove(self, live: LiveRequest) -> bool:
         with self._lock:
             if self._live.get(live.rid) is not live:
                 return False
-            del self._live[live.rid]
+            self._drop(live, self._clock.monotonic_s())
+            live.account.num_cancelled += 1
             return True
 
+    def _drop(self, live: LiveRequest, now_s: float) -> None:
+        """Take a live request out; the lock is held."""
+        del self._live[live.rid]
+        live.account.leave(now_s)
+
     def _end(self, live: LiveRequest, event: Final | Failed, now_s: float) -> None:
+        account = live.account
         with self._lock:
             if self._live.get(live.rid) is not live:
                 return
-            del self._live[live.rid]
+            self._drop(live, now_s)
             startable = live.claimed or live.sink.claim()
             if not startable:
-                self._cancelled += 1
+                account.num_cancelled += 1
             elif isinstance(event, Failed):
-                self._failed += 1
+                account.num_failed += 1
             elif event.cancelled:
-                self._cancelled += 1
+                account.num_cancelled += 1
             else:
-                self._completed += 1
+                account.num_completed += 1
             if live.scheduled_s is not None:
-                self._execution_time_s += now_s - live.scheduled_s
+                account.execution_time_s += now_s - live.scheduled_s
         if startable:
             live.sink.put(event, now_s)
 
@@ -229,7 +270,7 @@ class RequestTable:
         live.sink.put(Failed(live.rid, error), now_s)
         return True
 
-    def _wake(self, mailboxes: Iterable[Mailbox]) -> list[LiveRequest]:
+    def _wake(self, mailboxes: Iterable[Wakeable]) -> list[LiveRequest]:
         closed = {mailbox for mailbox in mailboxes if not mailbox.wake()}
         if not closed:
             return []

@@ -7,11 +7,18 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from phalanx.clock import Clock
-from phalanx.engine.mailbox import Mailbox
 from phalanx.errors import PhalanxError
 from phalanx.plugin import Delta, Failed, Final, MergeableDelta
 
 Output = Delta | Final | Failed
+
+
+class Wakeable(Protocol):
+    """What several sinks share that must be woken once after a step's events were put."""
+
+    def wake(self) -> bool:
+        """From any thread; False where its readers are gone."""
+        ...
 
 
 class Sink(Protocol):
@@ -26,12 +33,16 @@ class Sink(Protocol):
         ...
 
     @property
-    def mailbox(self) -> Mailbox | None:
+    def mailbox(self) -> Wakeable | None:
         """What must be woken after events were put, or None."""
         ...
 
     def claim(self) -> bool:
         """The request is about to start; False where its owner has cancelled it."""
+        ...
+
+    def schedule(self, now_s: float) -> None:
+        """The request's first step begins."""
         ...
 
     def put(self, event: Output, now_s: float) -> None:
@@ -47,13 +58,16 @@ class FutureSink:
     """Resolves a standard future with the complete output."""
 
     waiting_since_s: float | None = None
-    mailbox: Mailbox | None = None
+    mailbox: Wakeable | None = None
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:
         return self.future.set_running_or_notify_cancel()
+
+    def schedule(self, now_s: float) -> None:
+        pass
 
     def put(self, event: Output, now_s: float) -> None:
         match event:
@@ -74,6 +88,36 @@ class CallerSink(FutureSink):
 
     def withdraw(self, error: PhalanxError, now_s: float) -> None:
         self.future.set_exception(error)
+
+
+class QuietSink:
+    """Stands before the sink of a rank that does not answer: its output is None."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.mailbox = sink.mailbox
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        return self._sink.waiting_since_s
+
+    def claim(self) -> bool:
+        return self._sink.claim()
+
+    def schedule(self, now_s: float) -> None:
+        self._sink.schedule(now_s)
+
+    def put(self, event: Output, now_s: float) -> None:
+        match event:
+            case Final(rid=rid, cancelled=cancelled):
+                self._sink.put(Final(rid, None, cancelled), now_s)
+            case Failed():
+                self._sink.put(event, now_s)
+            case Delta():
+                pass
+
+    def withdraw(self, error: PhalanxError, now_s: float) -> None:
+        self._sink.withdraw(error, now_s)
 
 
 class UnreadEvents:

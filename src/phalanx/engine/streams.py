@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.clock import Clock
-from phalanx.engine.mailbox import Mailbox
 from phalanx.engine.requests import LiveRequest
-from phalanx.engine.sinks import Output, UnreadEvents
+from phalanx.engine.sinks import Output, UnreadEvents, Wakeable
 from phalanx.errors import PhalanxError
 from phalanx.plugin import Delta, Failed, Final
 
@@ -19,7 +18,7 @@ from phalanx.plugin import Delta, Failed, Final
 class ThreadSink:
     """Keeps events for a reading thread and wakes it."""
 
-    mailbox: Mailbox | None = None
+    mailbox: Wakeable | None = None
 
     def __init__(self, clock: Clock) -> None:
         self.unread = UnreadEvents(clock)
@@ -31,6 +30,9 @@ class ThreadSink:
 
     def claim(self) -> bool:
         return True
+
+    def schedule(self, now_s: float) -> None:
+        pass
 
     def put(self, event: Output, now_s: float) -> None:
         self.unread.append(event, now_s)

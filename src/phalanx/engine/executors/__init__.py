@@ -1,4 +1,4 @@
-"""How one replica executes requests: the seam between the engine and where its core runs."""
+"""How one replica executes requests: the seam between the engine and where its ranks run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from phalanx.clock import Clock
 from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.executors.batching import BatchingExecutor
 from phalanx.engine.executors.serial import SerialExecutor
+from phalanx.engine.ranks import Rank
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.requests import RequestTable
-from phalanx.engine_config import EngineConfig, EntryArgs
+from phalanx.engine_config import EntryArgs
 from phalanx.plugin import BatchingEntry
 
-__all__ = ["ReplicaExecutor", "create_executor"]
+__all__ = ["ReplicaExecutor", "load_here"]
 
 
-def create_executor(
-    plugin: PluginClass,
-    plugin_args: EntryArgs,
-    config: EngineConfig,
-    requests: RequestTable,
-    clock: Clock,
+def load_here(
+    plugin: PluginClass, plugin_args: EntryArgs, rank: Rank, requests: RequestTable, clock: Clock
 ) -> ReplicaExecutor:
-    """Load the plugin into a replica in this process."""
+    """Load the plugin into this process, as rank `rank` of its replica."""
     if issubclass(plugin, BatchingEntry):
-        return BatchingExecutor(plugin, plugin_args, config, requests, clock)
-    return SerialExecutor(plugin, plugin_args, config, requests, clock)
+        return BatchingExecutor(plugin, plugin_args, rank, requests, clock)
+    return SerialExecutor(plugin, plugin_args, rank, requests, clock)

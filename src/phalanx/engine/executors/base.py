@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from phalanx.engine.requests import LiveRequest
+from phalanx.engine.sinks import CallerSink
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.limits import Limits
@@ -12,10 +14,10 @@ from phalanx.schema.statistics import LoopStatistics
 
 
 class ReplicaExecutor(Protocol):
-    """One complete replica, loaded when its executor is built."""
+    """One complete replica, of one rank or of many, loaded when its executor is built."""
 
     @property
-    def entry(self) -> Entry | BatchingEntry:
+    def entry(self) -> Entry | BatchingEntry | None:
         """The plugin's instance, where it lives in this process."""
         ...
 
@@ -27,20 +29,20 @@ class ReplicaExecutor(Protocol):
         """The newest counters of a batching plugin; never waits."""
         ...
 
-    def step(self, rid: str, request: Any) -> Any:
-        """Accept, execute and return the complete output, or raise what it ended in."""
+    def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
+        """Execute an accepted request and return its complete output, or raise what it ended in."""
         ...
 
     def submit(self, live: LiveRequest, request: Any) -> None:
-        """Queue an accepted request."""
+        """Queue an accepted request. Raises `InvalidRequestError` where it cannot be handed on."""
         ...
 
     def cancel(self, live: LiveRequest) -> bool:
         """Ask for an early end; False where that is no longer possible. Takes no lock."""
         ...
 
-    def control(self, op: ControlOp) -> bool:
-        """Apply `op` between two steps and return when it has been applied."""
+    def control(self, op: ControlOp) -> Future[bool]:
+        """Apply `op` between two steps; answered when it has been applied, or refused."""
         ...
 
     def close(self) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from phalanx.clock import Clock
 from phalanx.engine.core import EngineCore
-from phalanx.engine.executors.loop_thread import Cancel, LoopThread, Start
+from phalanx.engine.executors.loop_thread import LoopThread
+from phalanx.engine.lockstep.messages import Cancel, Start
+from phalanx.engine.lockstep.turns import create_turns
+from phalanx.engine.ranks import Rank
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
-from phalanx.engine_config import EngineConfig, EntryArgs
+from phalanx.engine_config import EntryArgs
 from phalanx.errors import InvalidRequestError
 from phalanx.plugin import BatchingEntry
 from phalanx.schema.control import ControlOp
@@ -19,19 +24,21 @@ from phalanx.schema.statistics import LoopStatistics
 
 
 class BatchingExecutor:
-    """The inline replica of a `BatchingEntry`."""
+    """A rank of a `BatchingEntry` in this process."""
 
     def __init__(
         self,
         plugin: type[BatchingEntry],
         plugin_args: EntryArgs,
-        config: EngineConfig,
+        rank: Rank,
         requests: RequestTable,
         clock: Clock,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._requests = requests
-        load = partial(EngineCore[BatchingEntry], plugin, plugin_args, config, clock)
-        self._loop = LoopThread(load, config, requests)
+        load = partial(EngineCore[BatchingEntry], plugin, plugin_args, rank.config, clock)
+        turns = create_turns(rank, requests)
+        self._loop = LoopThread(load, rank, turns, requests, on_failure)
 
     @property
     def entry(self) -> BatchingEntry:
@@ -45,10 +52,12 @@ class BatchingExecutor:
     def loop_statistics(self) -> LoopStatistics | None:
         return self._loop.statistics
 
-    def step(self, rid: str, request: Any) -> Any:
-        self._refuse_on_loop_thread("step")
-        sink = CallerSink()
-        live = self._requests.accept(rid, sink)
+    def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
+        try:
+            self._refuse_on_loop_thread("step")
+        except InvalidRequestError:
+            self._requests.reject(live)
+            raise
         try:
             self.submit(live, request)
             return sink.future.result()
@@ -65,9 +74,9 @@ class BatchingExecutor:
             self._loop.post(Cancel(live))
         return True
 
-    def control(self, op: ControlOp) -> bool:
+    def control(self, op: ControlOp) -> Future[bool]:
         self._refuse_on_loop_thread("control")
-        return self._loop.control(op).result()
+        return self._loop.control(op)
 
     def close(self) -> None:
         self._loop.close()

@@ -1,61 +1,33 @@
 """The thread that owns a `BatchingEntry`: it alone loads, calls and closes the plugin.
 
-Other threads leave messages in its inbox. It takes them between two ticks and, where the plugin
-has nothing to do, waits for the next one.
+Other threads leave messages in its inbox. It takes them between two ticks, in the turns that the
+ranks of its replica agree on, and where the plugin has nothing to do it waits for the next one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
-from typing import Any
 
 from phalanx.engine.boundary import Raised, attempt, run_every
-from phalanx.engine.core import EngineCore, activated
+from phalanx.engine.core import EngineCore
+from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start
+from phalanx.engine.lockstep.turns import Turns
+from phalanx.engine.ranks import Rank
 from phalanx.engine.requests import LiveRequest, RequestTable
-from phalanx.engine_config import EngineConfig
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Failed
 from phalanx.schema.control import ControlOp, Pause, PauseMode
 from phalanx.schema.statistics import LoopStatistics
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Give an accepted request to the plugin."""
-
-    live: LiveRequest
-    request: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End this request soon, unless it has ended."""
-
-    live: LiveRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Apply an operation and answer whether it was applied."""
-
-    op: ControlOp
-    answer: Future[bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Leave the loop."""
-
-
-Message = Start | Cancel | Control | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +44,19 @@ class LoopThread:
     def __init__(
         self,
         load: Callable[[], EngineCore[BatchingEntry]],
-        config: EngineConfig,
+        rank: Rank,
+        turns: Turns,
         requests: RequestTable,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
+        """`load` runs on the new thread. `on_failure` is told what broke the plugin or a turn."""
+        self._rank = rank
+        self._turns = turns
         self._requests = requests
+        self._on_failure = on_failure
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._applying: Future[bool] | None = None
+        self._taken: deque[Message] = deque()
+        self._control_numbers = count()
         self._aborting: list[Aborting] = []
         self._stopped = False
         self._post_lock = threading.Lock()
@@ -85,7 +64,7 @@ class LoopThread:
         self.statistics = LoopStatistics()
         ready: Future[EngineCore[BatchingEntry]] = Future()
         self._thread = threading.Thread(
-            target=self._main, args=(load, config, ready), name="phalanx-loop", daemon=True
+            target=self._main, args=(load, ready), name="phalanx-loop", daemon=True
         )
         self._thread.start()
         try:
@@ -110,7 +89,7 @@ class LoopThread:
             if self._stopped:
                 answer.set_exception(self._requests.unavailable())
             else:
-                self._inbox.put(Control(op, answer))
+                self._inbox.put(Control(next(self._control_numbers), op, answer))
         return answer
 
     def close(self) -> None:
@@ -118,7 +97,10 @@ class LoopThread:
         self._inbox.put(Close())
         if self.is_current:
             return
-        self._thread.join()
+        self._thread.join(self._turns.patience_s)
+        if self._thread.is_alive():
+            self._turns.interrupt()
+            self._thread.join()
         error, self._close_error = self._close_error, None
         if error is not None:
             raise error
@@ -126,10 +108,9 @@ class LoopThread:
     def _main(
         self,
         load: Callable[[], EngineCore[BatchingEntry]],
-        config: EngineConfig,
         ready: Future[EngineCore[BatchingEntry]],
     ) -> None:
-        outcome = attempt(partial(self._live, load, config, ready))
+        outcome = attempt(partial(self._live, load, ready))
         if not isinstance(outcome, Raised):
             return
         if ready.done():
@@ -139,10 +120,9 @@ class LoopThread:
     def _live(
         self,
         load: Callable[[], EngineCore[BatchingEntry]],
-        config: EngineConfig,
         ready: Future[EngineCore[BatchingEntry]],
     ) -> None:
-        with activated(config):
+        with self._rank.activated():
             core = load()
             self.statistics = core.entry.statistics()
             ready.set_result(core)
@@ -150,61 +130,52 @@ class LoopThread:
             if isinstance(outcome, Raised):
                 self._fail(core.entry.name, outcome.error)
             end_all = partial(self._end_all, failed=isinstance(outcome, Raised))
-            closed = attempt(partial(run_every, [end_all, core.close]))
+            closed = attempt(
+                partial(run_every, [end_all, self._turns.close, core.close, self._rank.close])
+            )
             if isinstance(closed, Raised):
                 self._close_error = closed.error
 
     def _serve(self, entry: BatchingEntry) -> None:
-        while self._drain(entry):
-            if not entry.busy:
-                self._answer_aborts(entry)
-                continue
-            events = entry.tick()
+        while self._take_turn(entry):
+            events = entry.tick() if entry.busy else ()
             # Published first: who sees a request ended also sees it counted.
             self.statistics = entry.statistics()
+            self._turns.settle(events)
             for live in self._requests.deliver(events):
                 if not live.cancelled:
-                    self._cancel(entry, live)
+                    live.cancelled = True
+                    self.post(Cancel(live))
             if self._aborting:
                 self._answer_aborts(entry)
 
-    def _drain(self, entry: BatchingEntry) -> bool:
-        """Handle all messages, waiting for one if the plugin is idle; False when told to close."""
-        if entry.busy and self._inbox.empty():
+    def _take_turn(self, entry: BatchingEntry) -> bool:
+        """Handle the messages of the next turn; False when told to close."""
+        self._taken.extend(self._turns.take(self._inbox, wait=not entry.busy))
+        if not self._taken:
             return True
-        while True:
-            message = self._inbox.get()
-            match message:
+        while self._taken:
+            # Taken out once it is handled: what raises leaves the others to be answered.
+            match self._taken[0]:
                 case Start(live=live, request=request):
-                    if self._requests.claim(live):
-                        entry.start(live.rid, request)
-                        if live.cancelled:  # before it came here
-                            entry.cancel(live.rid)
+                    entry.start(live.rid, request)
                 case Cancel(live=live):
-                    self._cancel(entry, live)
+                    live.cancelled = True
+                    entry.cancel(live.rid)
                 case Control(op=op, answer=answer):
                     self._apply(entry, op, answer)
                 case Close():
                     return False
-            if self._inbox.empty():
-                self.statistics = entry.statistics()
-                return True
-
-    def _cancel(self, entry: BatchingEntry, live: LiveRequest) -> None:
-        # Its id may belong to a later request by now.
-        if self._requests.find(live.rid) is live and live.claimed:
-            live.cancelled = True
-            entry.cancel(live.rid)
+            self._taken.popleft()
+        self.statistics = entry.statistics()
+        return True
 
     def _apply(self, entry: BatchingEntry, op: ControlOp, answer: Future[bool]) -> None:
-        self._applying = answer
         try:
             applied = entry.control(op)
         except NotImplementedError as error:
-            self._applying = None
             answer.set_exception(InvalidRequestError(str(error), field="op"))
             return
-        self._applying = None
         if applied and isinstance(op, Pause) and op.mode is PauseMode.ABORT:
             running = tuple(live for live in self._requests.live_requests() if live.claimed)
             self._aborting.append(Aborting(running, answer))
@@ -230,6 +201,8 @@ class LoopThread:
         )
         error.__cause__ = cause
         self._requests.refuse(error)
+        if self._on_failure is not None:
+            self._on_failure(cause)
 
     def _end_all(self, *, failed: bool) -> None:
         """Nothing is served any more: end every request and answer every operation."""
@@ -241,12 +214,9 @@ class LoopThread:
                 self._requests.end(live, Failed(live.rid, self._requests.unavailable()))
             else:
                 self._requests.withdraw(live, self._requests.unavailable())
-        answers = [aborting.answer for aborting in self._aborting]
-        if self._applying is not None:
-            answers.append(self._applying)
         while not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, Control):
-                answers.append(message.answer)
+            self._taken.append(self._inbox.get())
+        answers = [aborting.answer for aborting in self._aborting]
+        answers += [message.answer for message in self._taken if isinstance(message, Control)]
         for answer in answers:
             answer.set_exception(self._requests.unavailable())

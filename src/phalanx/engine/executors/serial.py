@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from phalanx.clock import Clock
-from phalanx.engine.boundary import Raised, attempt
-from phalanx.engine.core import EngineCore, activated
+from phalanx.engine.boundary import Raised, attempt, run_every
+from phalanx.engine.core import EngineCore
+from phalanx.engine.ranks import Rank
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
-from phalanx.engine_config import EngineConfig, EntryArgs
+from phalanx.engine_config import EntryArgs
 from phalanx.errors import (
     InvalidRequestError,
     RequestFailedError,
@@ -42,7 +44,7 @@ class Turn:
 
 
 class SerialExecutor:
-    """The inline replica of a plain `Entry`."""
+    """A rank of a plain `Entry` in this process."""
 
     loop_statistics: LoopStatistics | None = None
 
@@ -50,14 +52,14 @@ class SerialExecutor:
         self,
         plugin: type[Entry],
         plugin_args: EntryArgs,
-        config: EngineConfig,
+        rank: Rank,
         requests: RequestTable,
         clock: Clock,
     ) -> None:
-        self._config = config
+        self._rank = rank
         self._requests = requests
-        with activated(config):
-            self._core = EngineCore(plugin, plugin_args, config, clock)
+        with rank.activated():
+            self._core = EngineCore(plugin, plugin_args, rank.config, clock)
         self._changed = threading.Condition()
         self._queue: deque[Turn] = deque()
         self._active: threading.Thread | None = None
@@ -75,11 +77,11 @@ class SerialExecutor:
     def limits(self) -> Limits:
         return self._core.limits
 
-    def step(self, rid: str, request: Any) -> Any:
+    def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
         if self._active is threading.current_thread():
+            self._requests.reject(live)
             raise InvalidRequestError("step() was called from inside a step of the same engine")
-        sink = CallerSink()
-        turn = Turn(self._requests.accept(rid, sink), request, by_caller=True)
+        turn = Turn(live, request, by_caller=True)
         try:
             self._await_turn(turn, sink)
             outcome = self._run(turn)
@@ -111,7 +113,7 @@ class SerialExecutor:
         live.cancelled = True
         return True
 
-    def control(self, op: ControlOp) -> bool:
+    def control(self, op: ControlOp) -> Future[bool]:
         raise InvalidRequestError(
             f"plugin {self.entry.name!r} answers one request at a time and takes no control "
             f"operations such as {type(op).__name__}",
@@ -204,7 +206,7 @@ class SerialExecutor:
         return outcome
 
     def _step_core(self, request: Any) -> Any:
-        with activated(self._config):
+        with self._rank.activated():
             return self._core.entry.step(request)
 
     def _release(self) -> None:
@@ -217,8 +219,11 @@ class SerialExecutor:
             if self._core_closed:
                 return
             self._core_closed = True
-            with activated(self._config):
-                self._core.close()
+            run_every([self._leave_plugin, self._rank.close])
+
+    def _leave_plugin(self) -> None:
+        with self._rank.activated():
+            self._core.close()
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -1,0 +1,46 @@
+"""Where an engine's replicas run: in this process, in local workers, or in a launcher's ranks."""
+
+from __future__ import annotations
+
+from phalanx import settings
+from phalanx.clock import Clock
+from phalanx.engine.deployments.base import Deployment
+from phalanx.engine.deployments.here import ExternalDeployment, InlineDeployment
+from phalanx.engine.ranks import RankPlace
+from phalanx.engine.registry import PluginClass
+from phalanx.engine.requests import RequestTable
+from phalanx.engine_config import EngineConfig, EntryArgs
+from phalanx.schema.deployment import DeploymentConfig
+from phalanx.schema.launch import Mode
+
+__all__ = ["Deployment", "create_deployment"]
+
+
+def create_deployment(
+    mode: Mode,
+    plugin: PluginClass,
+    plugin_args: EntryArgs,
+    config: EngineConfig,
+    deployment: DeploymentConfig,
+    requests: RequestTable,
+    clock: Clock,
+) -> Deployment:
+    """The deployment of a mode, with nothing started. Raises where it could never be."""
+    if mode is Mode.LOCAL:
+        from phalanx.engine.deployments.local import LocalDeployment
+
+        return LocalDeployment(plugin, plugin_args, config, deployment, requests, clock)
+    inline = InlineDeployment(plugin, plugin_args, config, requests, clock)
+    if mode is Mode.INLINE:
+        return inline
+    world = config.parallel.infer_replica_world_size()
+    return ExternalDeployment(inline, _launched_place(world, deployment.output_rank), requests)
+
+
+def _launched_place(world: int, output_rank: int) -> RankPlace:
+    launcher = settings.launcher()
+    if launcher is None or world == 1:
+        return RankPlace(output_rank=output_rank)
+    return RankPlace(
+        launcher.rank, world, output_rank, master=settings.launcher_address(), launched=True
+    )

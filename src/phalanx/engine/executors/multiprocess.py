@@ -1,0 +1,220 @@
+"""Runs one replica in worker processes: requests go to all of its ranks, one of them answers."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from phalanx.engine.registry import PluginClass
+from phalanx.engine.requests import LiveRequest, RequestTable
+from phalanx.engine.sinks import CallerSink
+from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished
+from phalanx.engine.workers.supervisor import WorkerSupervisor
+from phalanx.errors import EngineUnavailableError, InvalidRequestError
+from phalanx.plugin import BatchingEntry, Entry
+from phalanx.schema.control import ControlOp
+from phalanx.schema.events import Event, Failed, Final
+from phalanx.schema.limits import Limits
+from phalanx.schema.placement import WorkerPlacement
+from phalanx.schema.statistics import LoopStatistics
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request that the workers have; its last event waits for ranks that have not finished."""
+
+    live: LiveRequest
+    unfinished: set[int]
+    ending: Event | None = None
+
+
+class MultiprocessExecutor:
+    """One replica of workers that a shared supervisor looks after."""
+
+    entry: Entry | BatchingEntry | None = None
+
+    def __init__(
+        self,
+        replica_id: int,
+        world: int,
+        plugin: PluginClass,
+        limits: Limits,
+        requests: RequestTable,
+        supervisor: WorkerSupervisor,
+    ) -> None:
+        self.limits = limits
+        self.loop_statistics: LoopStatistics | None = None
+        self._replica_id = replica_id
+        self._plugin = plugin
+        self._is_batching = issubclass(plugin, BatchingEntry)
+        self._world = world
+        self._requests = requests
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._sent: dict[int, Sent] = {}
+        self._answers: dict[int, Future[bool]] = {}
+        self._control_numbers = count()
+        self._failure: EngineUnavailableError | None = None
+
+    def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
+        self.submit(live, request)
+        return sink.future.result()
+
+    def submit(self, live: LiveRequest, request: Any) -> None:
+        # From here on its future is running, and cannot be cancelled.
+        self._requests.claim(live)
+        with self._lock:
+            self._sent[live.number] = Sent(live, set(range(self._world)))
+        try:
+            num_bytes = self._supervisor.submit(self._replica_id, live.number, live.rid, request)
+        except InvalidRequestError:
+            with self._lock:
+                del self._sent[live.number]
+            raise
+        except EngineUnavailableError as error:
+            self._requests.end(live, Failed(live.rid, error))
+            return
+        self._requests.carried(live, request_bytes=num_bytes)
+
+    def cancel(self, live: LiveRequest) -> bool:
+        if not self._is_batching:
+            return False
+        if not live.cancelled:
+            live.cancelled = True
+            self._supervisor.send(self._replica_id, Cancel(live.number))
+        return True
+
+    def control(self, op: ControlOp) -> Future[bool]:
+        if not self._is_batching:
+            raise InvalidRequestError(
+                f"plugin {self._plugin.name!r} answers one request at a time and takes no control "
+                f"operations such as {type(op).__name__}",
+                field="op",
+            )
+        answer: Future[bool] = Future()
+        with self._lock:
+            failure = self._failure
+            number = next(self._control_numbers)
+            if failure is None:
+                self._answers[number] = answer
+        if failure is not None:
+            answer.set_exception(self._requests.unavailable())
+        else:
+            self._supervisor.send(self._replica_id, Apply(number, op))
+        return answer
+
+    def received(
+        self,
+        placement: WorkerPlacement,
+        reply: Events | Finished | Answer,
+        events: list[tuple[int, Event]],
+    ) -> None:
+        """What a worker of this replica said; on the supervisor's thread."""
+        match reply:
+            case Finished(number=number):
+                self._finished(placement, number)
+            case Answer():
+                self._answered(placement, reply)
+            case Events(execution_s=execution_s, statistics=statistics):
+                if statistics is not None:
+                    self.loop_statistics = statistics
+                if execution_s is None:
+                    self._deliver(placement, reply, events)
+                else:
+                    self._executed(placement, reply, events, execution_s)
+
+    def failed(self) -> None:
+        """The workers are gone: nobody will answer any more."""
+        with self._lock:
+            self._failure = self._requests.unavailable()
+            answers = list(self._answers.values())
+            self._answers.clear()
+            self._sent.clear()
+        for answer in answers:
+            answer.set_exception(self._requests.unavailable())
+
+    def close(self) -> None:
+        """The workers are stopped by whoever looks after them."""
+
+    def _deliver(
+        self, placement: WorkerPlacement, reply: Events, events: list[tuple[int, Event]]
+    ) -> None:
+        """What happened to requests of a batching plugin, whose ranks agree on it."""
+        for position, (number, event) in enumerate(events):
+            sent = self._find(placement, number)
+            if sent is None:
+                return
+            if position == 0:
+                self._requests.carried(sent.live, response_bytes=reply.payload.num_bytes)
+            if isinstance(event, Final | Failed):
+                self._forget(number)
+        for live in self._requests.deliver(event for _, event in events):
+            self.cancel(live)
+
+    def _executed(
+        self,
+        placement: WorkerPlacement,
+        reply: Events,
+        events: list[tuple[int, Event]],
+        execution_s: float,
+    ) -> None:
+        """The output rank has answered a plain plugin's request."""
+        (number, event), *_ = events
+        sent = self._find(placement, number)
+        if sent is None:
+            return
+        self._requests.schedule(sent.live, execution_s)
+        self._requests.carried(sent.live, response_bytes=reply.payload.num_bytes)
+        sent.ending = event
+        self._finished(placement, number)
+
+    def _finished(self, placement: WorkerPlacement, number: int) -> None:
+        sent = self._find(placement, number)
+        if sent is None:
+            return
+        if placement.replica_rank not in sent.unfinished:
+            self._malformed(placement, f"it finished request {number} twice")
+            return
+        sent.unfinished.remove(placement.replica_rank)
+        if sent.unfinished:
+            return
+        if sent.ending is None:
+            self._malformed(placement, f"every rank finished request {number}, none answered it")
+            return
+        self._forget(number)
+        self._requests.deliver([sent.ending])
+
+    def _answered(self, placement: WorkerPlacement, answer: Answer) -> None:
+        with self._lock:
+            future = self._answers.pop(answer.number, None)
+        if future is None:
+            self._malformed(placement, f"it answered operation {answer.number}, which is unknown")
+        elif answer.refusal is not None:
+            future.set_exception(InvalidRequestError(answer.refusal, field="op"))
+        else:
+            future.set_result(answer.applied)
+
+    def _find(self, placement: WorkerPlacement, number: int) -> Sent | None:
+        """A request that this replica has; None fails the workers."""
+        with self._lock:
+            sent = self._sent.get(number)
+        if sent is None:
+            self._malformed(placement, f"it spoke of request {number}, which it does not have")
+        return sent
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._sent.pop(number, None)
+        self._supervisor.completed(number)
+
+    def _malformed(self, placement: WorkerPlacement, what: str) -> None:
+        self._supervisor.fail(
+            EngineUnavailableError(
+                f"malformed response of worker {placement.worker_id} (replica "
+                f"{placement.replica_id}, rank {placement.replica_rank}): {what}; create a new "
+                "engine"
+            )
+        )

@@ -1,0 +1,1 @@
+"""How the ranks of one replica do the same things in the same order."""

@@ -1,0 +1,42 @@
+"""What other threads leave for the thread that owns a batching plugin."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.engine.requests import LiveRequest
+from phalanx.schema.control import ControlOp
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give an accepted request to the plugin."""
+
+    live: LiveRequest
+    request: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End this request soon, unless it has ended."""
+
+    live: LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Apply an operation and answer whether it was applied. `number` counts operations."""
+
+    number: int
+    op: ControlOp
+    answer: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Leave the loop."""
+
+
+Message = Start | Cancel | Control | Close

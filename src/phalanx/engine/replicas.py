@@ -1,0 +1,100 @@
+"""What is known of each replica, and which one the next request goes to.
+
+Not safe by itself: the request table calls it under its lock, so that choosing a replica and
+counting the request there are one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.schema.statistics import LoopStatistics, ReplicaStatistics
+
+
+@dataclass(eq=False)
+class ReplicaAccount:
+    """Counters of one replica. It is busy while at least one request is in flight there."""
+
+    replica: int
+    opened_s: float
+    healthy: bool = True
+    num_in_flight: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    queue_time_s: float = 0.0
+    execution_time_s: float = 0.0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    max_request_bytes: int = 0
+    _busy_s: float = 0.0
+    _busy_since_s: float = 0.0
+
+    def enter(self, now_s: float) -> None:
+        """One more request is in flight."""
+        if self.num_in_flight == 0:
+            self._busy_since_s = now_s
+        self.num_in_flight += 1
+
+    def leave(self, now_s: float) -> None:
+        """One request has ended."""
+        self.num_in_flight -= 1
+        if self.num_in_flight == 0:
+            self._busy_s += now_s - self._busy_since_s
+
+    def carry(self, request_bytes: int) -> None:
+        """A request of this size was sent to the replica."""
+        self.request_bytes += request_bytes
+        self.max_request_bytes = max(self.max_request_bytes, request_bytes)
+
+    def statistics(self, now_s: float, loop: LoopStatistics | None) -> ReplicaStatistics:
+        running_s = now_s - self._busy_since_s if self.num_in_flight else 0.0
+        return ReplicaStatistics(
+            replica=self.replica,
+            num_completed=self.num_completed,
+            num_failed=self.num_failed,
+            num_cancelled=self.num_cancelled,
+            num_in_flight=self.num_in_flight,
+            queue_time_s=self.queue_time_s,
+            execution_time_s=self.execution_time_s,
+            busy_s=self._busy_s + running_s,
+            uptime_s=now_s - self.opened_s,
+            request_bytes=self.request_bytes,
+            response_bytes=self.response_bytes,
+            max_request_bytes=self.max_request_bytes,
+            loop=loop,
+        )
+
+
+class ReplicaChooser:
+    """Picks the healthy replica with the fewest requests in flight; among equals they take turns."""
+
+    def __init__(self, accounts: Sequence[ReplicaAccount]) -> None:
+        self._accounts = tuple(accounts)
+        self._cursor = 0
+
+    def choose(self) -> ReplicaAccount | None:
+        """The next request's replica; None where no replica is healthy."""
+        count = len(self._accounts)
+        # In the order of their turns, so that the first of the least loaded is the next in turn.
+        in_turn = [self._accounts[(self._cursor + step) % count] for step in range(count)]
+        healthy = [account for account in in_turn if account.healthy]
+        if not healthy:
+            return None
+        chosen = min(healthy, key=lambda account: account.num_in_flight)
+        self._cursor = (chosen.replica + 1) % count
+        return chosen
+
+
+def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:
+    """The counters of all replicas as one loop's; None where no replica has a loop."""
+    known = [loop for loop in loops if loop is not None]
+    if len(known) <= 1:
+        return known[0] if known else None
+    counts = {
+        name: sum(getattr(loop, name) for loop in known)
+        for name in LoopStatistics.__struct_fields__
+        if name != "paused"
+    }
+    return LoopStatistics(**counts, paused=all(loop.paused for loop in known))

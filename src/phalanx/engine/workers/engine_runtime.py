@@ -1,0 +1,244 @@
+"""One rank of an engine inside a worker process: a plugin, fed by commands of the parent."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from phalanx.clock import Clock, SystemClock
+from phalanx.engine import registry
+from phalanx.engine.core import EngineCore
+from phalanx.engine.executors.batching import BatchingExecutor
+from phalanx.engine.ranks import Rank, RankPlace
+from phalanx.engine.registry import PluginClass
+from phalanx.engine.requests import LiveRequest, RequestTable
+from phalanx.engine.sinks import Output, Wakeable
+from phalanx.engine.workers.messages import (
+    Answer,
+    Apply,
+    Cancel,
+    Crashed,
+    Finished,
+    Shutdown,
+    Start,
+)
+from phalanx.engine.workers.runtime import WorkerChannel, WorkerRuntime
+from phalanx.engine_config import EngineConfig, EntryArgs
+from phalanx.errors import InvalidRequestError, PhalanxError
+from phalanx.plugin import BatchingEntry, Entry, PluginRef
+from phalanx.schema.events import Event, Final, Scheduled
+from phalanx.schema.limits import Limits
+from phalanx.schema.placement import WorkerPlacement
+
+
+@dataclass(frozen=True)
+class EngineWorkerConfig:
+    """What a worker builds its rank from; `config` names the device it was placed on."""
+
+    plugin: PluginRef
+    plugin_args: EntryArgs
+    config: EngineConfig
+    place: RankPlace
+    placement: WorkerPlacement
+
+
+def engine_worker_factory(config: EngineWorkerConfig) -> WorkerRuntime:
+    """Join the other ranks of the replica and load the plugin."""
+    plugin = _import(config.plugin)
+    rank = Rank(config.config, config.place)
+    if issubclass(plugin, BatchingEntry):
+        return BatchingRuntime(plugin, config, rank)
+    return EntryRuntime(plugin, config, rank)
+
+
+class EntryRuntime:
+    """A plain plugin: one request at a time, in the order in which they were sent."""
+
+    def __init__(self, plugin: type[Entry], config: EngineWorkerConfig, rank: Rank) -> None:
+        self._config = config
+        self._rank = rank
+        self._clock: Clock = SystemClock()
+        with rank.activated():
+            self._core = EngineCore(plugin, config.plugin_args, config.config, self._clock)
+
+    @property
+    def limits(self) -> Limits:
+        return self._core.limits
+
+    def metadata(self) -> Mapping[str, str | int | dict[str, int]]:
+        return _metadata(self._config)
+
+    def serve(self, channel: WorkerChannel) -> None:
+        with self._rank.activated():
+            while (received := channel.receive()) is not None:
+                command, request = received
+                match command:
+                    case Start(number=number, rid=rid):
+                        self._execute(channel, number, rid, request)
+                    case Shutdown():
+                        return
+                    case Cancel() | Apply():
+                        raise PhalanxError(f"a plain plugin was sent {command!r}")
+
+    def close(self) -> None:
+        with self._rank.activated():
+            self._core.close()
+        self._rank.close()
+
+    def _execute(self, channel: WorkerChannel, number: int, rid: str, request: Any) -> None:
+        began_s = self._clock.monotonic_s()
+        output = self._core.entry.step(request)
+        self._rank.synchronize()
+        execution_s = self._clock.monotonic_s() - began_s
+        if self._config.place.is_leader:
+            channel.send_events([(number, Final(rid, output))], execution_s, None)
+        else:
+            channel.send(Finished(number))
+
+
+class BatchingRuntime:
+    """A batching plugin: its loop runs on a thread of its own, this one reads commands."""
+
+    def __init__(self, plugin: type[BatchingEntry], config: EngineWorkerConfig, rank: Rank) -> None:
+        self._config = config
+        self._channel: WorkerChannel | None = None
+        self._outbox: Outbox | None = None
+        clock = SystemClock()
+        self._requests = RequestTable(clock, config.config.runtime)
+        self._executor = BatchingExecutor(
+            plugin, config.plugin_args, rank, self._requests, clock, self._failed
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return self._executor.limits
+
+    def metadata(self) -> Mapping[str, str | int | dict[str, int]]:
+        return _metadata(self._config)
+
+    def serve(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        live_requests: weakref.WeakValueDictionary[int, LiveRequest] = weakref.WeakValueDictionary()
+        if self._config.place.is_leader:
+            self._outbox = Outbox(channel, self._executor)
+        while (received := channel.receive()) is not None:
+            command, request = received
+            match command:
+                case Start(number=number, rid=rid):
+                    sink = ForwardingSink(number, rid, self._outbox)
+                    live = self._requests.accept(rid, sink)
+                    live_requests[number] = live
+                    self._executor.submit(live, request)
+                case Cancel(number=number):
+                    found = live_requests.get(number)
+                    if found is not None:
+                        self._executor.cancel(found)
+                case Apply(number=number, op=op):
+                    answered = self._executor.control(op)
+                    if self._outbox is not None:
+                        answered.add_done_callback(partial(self._outbox.answer, number))
+                case Shutdown():
+                    return
+
+    def close(self) -> None:
+        if self._outbox is not None:
+            self._outbox.close()  # the parent has ended its requests itself
+        self._executor.close()
+
+    def _failed(self, cause: BaseException) -> None:
+        """The loop has ended; the parent hears why and ends this process."""
+        if self._channel is not None:
+            text = "".join(traceback.format_exception(cause))
+            self._channel.send(Crashed("executing", repr(cause), text))
+
+
+class Outbox:
+    """Collects a step's events for the parent, who gets them in one message."""
+
+    def __init__(self, channel: WorkerChannel, executor: BatchingExecutor) -> None:
+        self._channel = channel
+        self._executor = executor
+        self._events: list[tuple[int, Event]] = []
+        self._closed = False
+
+    def add(self, number: int, event: Event) -> None:
+        if not self._closed:
+            self._events.append((number, event))
+
+    def close(self) -> None:
+        """Send nothing from now on."""
+        self._closed = True
+
+    def wake(self) -> bool:
+        """Send what was collected."""
+        events, self._events = self._events, []
+        if events:
+            self._channel.send_events(events, None, self._executor.loop_statistics)
+        return True
+
+    def answer(self, number: int, answered: Future[bool]) -> None:
+        """Say what became of an operation, and what it left behind."""
+        error = answered.exception()
+        if self._closed:
+            return
+        self._channel.send_events([], None, self._executor.loop_statistics)
+        if error is None:
+            self._channel.send(Answer(number, answered.result()))
+        elif isinstance(error, InvalidRequestError):
+            self._channel.send(Answer(number, False, str(error)))
+
+
+class ForwardingSink:
+    """Passes a request's events on to the parent, or drops them on a rank that does not answer."""
+
+    waiting_since_s: float | None = None
+
+    def __init__(self, number: int, rid: str, outbox: Outbox | None) -> None:
+        self._number = number
+        self._rid = rid
+        self._outbox = outbox
+        self.mailbox: Wakeable | None = outbox
+
+    def claim(self) -> bool:
+        return True
+
+    def schedule(self, now_s: float) -> None:
+        self._forward(Scheduled(self._rid))
+
+    def put(self, event: Output, now_s: float) -> None:
+        self._forward(event)
+
+    def withdraw(self, error: PhalanxError, now_s: float) -> None:
+        pass  # only where this process is being closed
+
+    def _forward(self, event: Event) -> None:
+        if self._outbox is not None:
+            self._outbox.add(self._number, event)
+
+
+def _import(ref: PluginRef) -> PluginClass:
+    module, _, name = ref.target.partition(":")
+    plugin: Any = importlib.import_module(module)
+    for part in name.split("."):
+        plugin = getattr(plugin, part)
+    checked: PluginClass = registry.register(plugin)
+    return checked
+
+
+def _metadata(config: EngineWorkerConfig) -> dict[str, str | int | dict[str, int]]:
+    placement = config.placement
+    return {
+        "plugin": config.plugin.name,
+        "worker_id": placement.worker_id,
+        "replica_id": placement.replica_id,
+        "replica_rank": placement.replica_rank,
+        "replica_world_size": config.place.world,
+        "group_ranks": dict(placement.group_ranks),
+        "device": config.config.device.target,
+    }
