@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,21 @@ def _barrier(folder: Path) -> None:
 
 def test_nobody_leaves_a_barrier_before_all_have_come(two_ranks, tmp_path):
     two_ranks.run(_barrier, tmp_path)
+
+
+def _sums_in_replica(value: float) -> list[float]:
+    mesh = mesh_of(ParallelConfig())
+    x = torch.tensor([value])
+    return [float(P.all_reduce(x, group=name)) for name in mesh.group_names for _ in range(20)]
+
+
+def test_r22_r92_sums_stay_inside_a_replica(two_ranks, four_ranks):
+    # Two replicas with the same group names and rank numbers, summing at the same time.
+    with ThreadPoolExecutor() as threads:
+        small = threads.submit(two_ranks.run, _sums_in_replica, 1.0)
+        large = threads.submit(four_ranks.run, _sums_in_replica, 100.0)
+        assert {total for rank in small.result() for total in rank} == {1.0, 2.0}
+        assert {total for rank in large.result() for total in rank} == {100.0, 400.0}
 
 
 def _cfg_only() -> list[float]:
