@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+QUEUE_TIME_BUCKETS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+"""Upper bounds of the classes in which queueing times are counted."""
+
 
 class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a batching plugin's loop holds and has done; counters since its start.
@@ -33,7 +39,9 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     `request_bytes` and `response_bytes` are payload that crossed to and from worker processes (0
     for a replica in this process), `max_request_bytes` the largest single request.
     `device_utilization` is the busy fraction of its devices, 0 to 1, as their driver measures it;
-    None where there is no such measure.
+    None where there is no such measure. `queue_time_counts` has the started requests by their time
+    in the queue: one count for each of `QUEUE_TIME_BUCKETS_S` (up to that bound and above the one
+    before), and one for those above all.
     """
 
     replica: int
@@ -49,7 +57,18 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     response_bytes: int = 0
     max_request_bytes: int = 0
     device_utilization: float | None = None
+    queue_time_counts: tuple[int, ...] = ()
     loop: LoopStatistics | None = None
+
+    @property
+    def num_started(self) -> int:
+        """Requests whose first step has begun."""
+        return sum(self.queue_time_counts)
+
+    @property
+    def num_ended(self) -> int:
+        """Requests that are no longer in flight, however they ended."""
+        return self.num_completed + self.num_failed + self.num_cancelled
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
