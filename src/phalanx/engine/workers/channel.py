@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from phalanx.engine.workers.heap import keep_freed_memory
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
 from phalanx.engine.workers.packets import (
@@ -91,9 +91,10 @@ class ParentChannel:
         if not isinstance(reply, Events):
             close_all(packet.descriptors)
             return reply, []
-        return reply, _decode_payload(
-            lambda: self._payloads.take(reply.payload, packet.descriptors), "events", None
-        )
+        try:
+            return reply, self._payloads.take(reply.payload, packet.descriptors)
+        except Exception as error:
+            raise _undecodable("a worker's events", error) from error
 
     def close(self) -> None:
         """Drop what waits to be sent and close the socket; the worker sees its parent's end."""
@@ -128,10 +129,13 @@ class ReplicaSender:
         with self._lock:
             if self._payloads is None:
                 raise EngineUnavailableError("the connection to the workers is closed")
-            with self._payloads.place(encoded) as (ref, descriptors):
-                packet = self._encoder.encode(Start(number, rid, ref))
+            placed = self._payloads.place(encoded)
+            try:
+                packet = self._encoder.encode(Start(number, rid, placed.ref))
                 for outbox in self._outboxes:
-                    outbox.put(packet, descriptors)
+                    outbox.put(packet, placed.descriptors)
+            finally:
+                placed.close()
         return encoded.num_bytes
 
     def send(self, command: Cancel | Apply | Shutdown, rank: int) -> None:
@@ -170,11 +174,10 @@ class SocketWorkerChannel:
         if not isinstance(command, Start):
             close_all(packet.descriptors)
             return command, None
-        return command, _decode_payload(
-            lambda: self._requests.take(command.payload, packet.descriptors),
-            f"request {command.rid!r}",
-            command.number,
-        )
+        try:
+            return command, self._requests.take(command.payload, packet.descriptors)
+        except Exception as error:
+            raise _undecodable(f"request {command.rid!r}", error, command.number) from error
 
     def send(self, reply: Reply) -> None:
         """Send a message that carries no payload; waits where the parent reads slowly.
@@ -191,10 +194,13 @@ class SocketWorkerChannel:
         Otherwise as `send`.
         """
         encoded = encode(events)
-        with self._lock, self._replies.place(encoded) as (ref, descriptors):
-            self._socket.send(
-                self._encoder.encode(Events(ref, execution_s, statistics)), descriptors
-            )
+        with self._lock:
+            placed = self._replies.place(encoded)
+            try:
+                packet = self._encoder.encode(Events(placed.ref, execution_s, statistics))
+                self._socket.send(packet, placed.descriptors)
+            finally:
+                placed.close()
 
     def close(self) -> None:
         """Close the socket, which the parent sees as this worker's end; no other call may run."""
@@ -240,8 +246,9 @@ def open_replica(num_ranks: int, ring_bytes: int | None = None) -> ReplicaLink:
 def connect(endpoint: socket.socket) -> SocketWorkerChannel:
     """In the worker: its channel over the endpoint, which belongs to the channel from here on.
 
-    Raises EOFError where the parent is gone.
+    Also lets the process keep memory that it frees. Raises EOFError where the parent is gone.
     """
+    keep_freed_memory()
     endpoint.set_inheritable(False)
     endpoint.setblocking(True)
     packet = PacketSocket(endpoint).receive()
@@ -267,10 +274,7 @@ def _decode_message(decoder: msgspec.msgpack.Decoder[M], packet: Packet) -> M:
         ) from error
 
 
-def _decode_payload(take: Callable[[], Any], what: str, number: int | None) -> Any:
-    try:
-        return take()
-    except Exception as error:
-        raise UndecodablePacketError(
-            f"{what} cannot be decoded: {type(error).__name__}: {error}", number
-        ) from error
+def _undecodable(what: str, error: Exception, number: int | None = None) -> UndecodablePacketError:
+    return UndecodablePacketError(
+        f"{what} cannot be decoded: {type(error).__name__}: {error}", number
+    )

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from phalanx.errors import InvalidRequestError
 Bytes = npt.NDArray[np.uint8]
 
 # A smaller buffer costs less inside the pickle than as one of its own.
-MIN_BUFFER_BYTES = 2048
+MIN_BUFFER_BYTES = 8192
 
 # How far an error message looks into a request that cannot be pickled.
 _MAX_DEPTH = 8
@@ -41,13 +41,11 @@ class EncodedPayload:
 
     __slots__ = ("by_handle", "chunks", "descriptors", "num_bytes", "sizes")
 
-    def __init__(
-        self, pickled: Sequence[bytes], buffers: Sequence[memoryview], handles: Handles
-    ) -> None:
-        self.chunks: tuple[bytes | memoryview, ...] = (*pickled, *buffers)
-        self.sizes = (sum(map(len, pickled)), *(buffer.nbytes for buffer in buffers))
+    def __init__(self, pickled: list[bytes], buffers: list[memoryview], handles: Handles) -> None:
+        self.chunks: list[bytes | memoryview] = [*pickled, *buffers]
+        self.sizes = (sum(map(len, pickled)), *[buffer.nbytes for buffer in buffers])
         self.num_bytes = sum(self.sizes)
-        self.descriptors = tuple(handles.descriptors)
+        self.descriptors = handles.descriptors
         self.by_handle = handles.used
 
 
@@ -56,6 +54,8 @@ class Handles:
 
     `num_readers`: how many processes decode the payload.
     """
+
+    __slots__ = ("descriptors", "num_readers", "used")
 
     def __init__(self, num_readers: int) -> None:
         self.num_readers = num_readers
@@ -72,31 +72,37 @@ class _Chunks(list[bytes]):
 class _Pickler(pickle.Pickler):
     """Puts arrays and tensors out of band, whatever their strides are."""
 
-    def __init__(
-        self, file: _Chunks, handles: Handles, buffer_callback: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self._handles = handles
+    handles: Handles
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is np.ndarray:
-            if obj.flags.forc or obj.dtype.hasobject:
-                return NotImplemented
-            return np.ascontiguousarray(obj).__reduce_ex__(5)
+            return _reduce_array(obj)
         # By its name, so that torch is not imported: other classes of tensors reduce to this one.
-        if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
             from phalanx.engine.workers import tensors
 
-            return tensors.reduce(obj, self._handles)
+            return tensors.reduce(obj, self.handles)
         return NotImplemented
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    """As numpy does it, where that keeps the data in one piece; in a shorter form for numbers."""
+    dtype = array.dtype
+    if not array.flags.forc:
+        if dtype.hasobject:
+            return NotImplemented
+        array = np.ascontiguousarray(array)
+    if dtype.isbuiltin == 1 and dtype.kind in "biufc" and array.flags.c_contiguous:
+        return np.ndarray, (array.shape, dtype.str, pickle.PickleBuffer(array))  # type: ignore[arg-type]
+    return array.__reduce_ex__(5)
 
 
 class _Unpickler(pickle.Unpickler):
     """Gives the functions that rebuild tensors from handles what came beside the pickle."""
 
-    def __init__(self, pickled: Bytes, buffers: list[Bytes], context: dict[str, Any]) -> None:
-        super().__init__(io.BytesIO(pickled.data), buffers=buffers)
+    def __init__(self, pickled: memoryview, buffers: list[Bytes], context: dict[str, Any]) -> None:
+        super().__init__(io.BytesIO(pickled), buffers=buffers)
         self._context = context
 
     def find_class(self, module: str, name: str) -> Any:
@@ -119,7 +125,9 @@ def encode(obj: Any, num_readers: int = 1) -> EncodedPayload:
         buffers.append(view)
         return False
 
-    _Pickler(pickled, handles, keep_in_band).dump(obj)
+    pickler = _Pickler(pickled, 5, buffer_callback=keep_in_band)
+    pickler.handles = handles
+    pickler.dump(obj)
     return EncodedPayload(pickled, buffers, handles)
 
 
@@ -138,7 +146,7 @@ def encode_request(request: Any, num_readers: int) -> EncodedPayload:
 
 
 def decode(
-    body: Bytes,
+    body: memoryview,
     sizes: Sequence[int],
     *,
     by_handle: bool = False,
@@ -150,14 +158,14 @@ def decode(
     `reader` numbers this process among those that decode the payload. `descriptors` remain the
     caller's. Raises what unpickling raises.
     """
-    pickled = body[: sizes[0]]
-    buffers = []
     end = sizes[0]
+    pickled = body[:end]
+    buffers = []
     for size in sizes[1:]:
         start, end = end, end + size
-        buffers.append(body[start:end].copy())
+        buffers.append(np.frombuffer(body[start:end], np.uint8).copy())
     if not by_handle:
-        return pickle.loads(pickled.data, buffers=buffers)
+        return pickle.loads(pickled, buffers=buffers)
     context = {"rebuild_shared": descriptors, "rebuild_on_device": reader}
     return _Unpickler(pickled, buffers, context).load()
 

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from phalanx.engine.workers.messages import PayloadRef, Place
 from phalanx.engine.workers.packets import close_all, create_file
@@ -20,32 +17,38 @@ from phalanx.engine.workers.ring import RingReader, RingWriter
 MAX_PACKET_PAYLOAD_BYTES = 8192
 
 
+class PlacedPayload(NamedTuple):
+    """Where a payload is, and the descriptors to send along with `ref`, before `close`."""
+
+    ref: PayloadRef
+    descriptors: Sequence[int]
+    file: int | None = None
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
+
 class PayloadWriter:
     """Places payloads for all readers of a ring; not safe to share between threads."""
 
     def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
 
-    @contextmanager
-    def place(self, encoded: EncodedPayload) -> Iterator[tuple[PayloadRef, Sequence[int]]]:
-        """Where the payload is now, and the descriptors to send along within the block."""
+    def place(self, encoded: EncodedPayload) -> PlacedPayload:
+        """Copy a payload; raises OSError where no file can be made for one that needs it."""
         sizes, by_handle = encoded.sizes, encoded.by_handle
         if encoded.num_bytes <= MAX_PACKET_PAYLOAD_BYTES:
             data = b"".join(encoded.chunks)
             ref = PayloadRef(Place.PACKET, sizes, data=data, by_handle=by_handle)
-            yield ref, encoded.descriptors
-            return
+            return PlacedPayload(ref, encoded.descriptors)
         position = self._ring.write(encoded.chunks, encoded.num_bytes)
         if position is not None:
             ref = PayloadRef(Place.RING, sizes, position, by_handle=by_handle)
-            yield ref, encoded.descriptors
-            return
+            return PlacedPayload(ref, encoded.descriptors)
         file = create_file(encoded.chunks)
-        try:
-            ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
-            yield ref, (*encoded.descriptors, file)
-        finally:
-            os.close(file)
+        ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
+        return PlacedPayload(ref, (*encoded.descriptors, file), file)
 
 
 class PayloadReader:
@@ -60,7 +63,7 @@ class PayloadReader:
         try:
             match ref.place:
                 case Place.PACKET:
-                    return self._decode(np.frombuffer(ref.data, np.uint8), ref, descriptors)
+                    return self._decode(memoryview(ref.data), ref, descriptors)
                 case Place.RING:
                     body = self._ring.view(ref.position, ref.num_bytes)
                     try:
@@ -69,11 +72,12 @@ class PayloadReader:
                         self._ring.release(ref.position, ref.num_bytes)
                 case Place.FILE:
                     file = mmap.mmap(descriptors[-1], ref.num_bytes, prot=mmap.PROT_READ)
-                    return self._decode(np.frombuffer(file, np.uint8), ref, descriptors)
+                    return self._decode(memoryview(file), ref, descriptors)
         finally:
-            close_all(descriptors)
+            if descriptors:
+                close_all(descriptors)
 
-    def _decode(self, body: Any, ref: PayloadRef, descriptors: list[int]) -> Any:
+    def _decode(self, body: memoryview, ref: PayloadRef, descriptors: list[int]) -> Any:
         return decode(
             body,
             ref.sizes,

@@ -89,11 +89,12 @@ class RingReader:
     """The reading end of one of the readers; not safe to share between threads."""
 
     def __init__(self, descriptor: int, reader: int = 0) -> None:
-        self._consumed, self._body = _map(descriptor)
+        self._consumed, body = _map(descriptor)
+        self._body = body.data
         self._reader = reader
         self.capacity = len(self._body)
 
-    def view(self, position: int, num_bytes: int) -> Bytes:
+    def view(self, position: int, num_bytes: int) -> memoryview:
         """A payload's bytes, valid until `release`; raises ValueError for an impossible place."""
         start = position % self.capacity
         if position < 0 or not 0 <= num_bytes <= self.capacity - start:
