@@ -326,7 +326,12 @@ def test_metrics_count_what_happened(serve):
         'phalanx_requests_total{outcome="failed"} 1.0',
         "phalanx_generated_tokens_total 8.0",
         "phalanx_time_to_first_token_seconds_count 1.0",
-        "phalanx_queue_time_seconds_count 1.0",
+        # The probe, two answers and a failure: the engine has started them all.
+        'phalanx_queue_time_seconds_count{replica="0"} 4.0',
+        'phalanx_queue_time_seconds_bucket{le="+Inf",replica="0"} 4.0',
+        'phalanx_replica_requests_total{outcome="completed",replica="0"} 3.0',
+        'phalanx_replica_requests_total{outcome="failed",replica="0"} 1.0',
+        'phalanx_replica_in_flight_requests{replica="0"} 0.0',
         "phalanx_e2e_latency_seconds_count 3.0",
         "phalanx_running_requests 0.0",
         "phalanx_kv_pool_tokens 1e+06",

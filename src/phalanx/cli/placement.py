@@ -72,10 +72,10 @@ def place(section: DeploymentSection, config: EngineConfig) -> Placement:
         )
     plan = None
     if mode is Mode.LOCAL:
-        from phalanx.device.probe import visible_devices
+        from phalanx.device import num_devices
 
         plan = DeploymentPlan.for_machine(
-            deployment, config.parallel, visible_devices(config.device.target)
+            deployment, config.parallel, num_devices(config.device.target)
         )
     named = section.process_config.base_port is not None
     return Placement(

@@ -6,10 +6,11 @@ counting the request there are one step.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from phalanx.schema.statistics import LoopStatistics, ReplicaStatistics
+from phalanx.schema.statistics import QUEUE_TIME_BUCKETS_S, LoopStatistics, ReplicaStatistics
 
 
 @dataclass(eq=False)
@@ -28,6 +29,9 @@ class ReplicaAccount:
     request_bytes: int = 0
     response_bytes: int = 0
     max_request_bytes: int = 0
+    _queue_time_counts: list[int] = field(
+        default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
+    )
     _busy_s: float = 0.0
     _busy_since_s: float = 0.0
 
@@ -36,6 +40,11 @@ class ReplicaAccount:
         if self.num_in_flight == 0:
             self._busy_since_s = now_s
         self.num_in_flight += 1
+
+    def start(self, queue_time_s: float) -> None:
+        """A request's first step begins, this long after its submit."""
+        self.queue_time_s += queue_time_s
+        self._queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, queue_time_s)] += 1
 
     def leave(self, now_s: float) -> None:
         """One request has ended."""
@@ -63,6 +72,7 @@ class ReplicaAccount:
             request_bytes=self.request_bytes,
             response_bytes=self.response_bytes,
             max_request_bytes=self.max_request_bytes,
+            queue_time_counts=tuple(self._queue_time_counts),
             loop=loop,
         )
 

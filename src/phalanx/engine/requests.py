@@ -131,7 +131,7 @@ class RequestTable:
         now_s = max(self._clock.monotonic_s() - ago_s, live.submitted_s)
         live.scheduled_s = now_s
         with self._lock:
-            live.account.queue_time_s += now_s - live.submitted_s
+            live.account.start(now_s - live.submitted_s)
         live.sink.schedule(now_s)
 
     def deliver(self, events: Iterable[Event]) -> list[LiveRequest]:

@@ -76,7 +76,7 @@ class TextStream:
         if progress.num_tokens:
             metrics.further_tokens(num_tokens, now_s - progress.last_s)
         elif delta.index == 0:
-            metrics.first_token(now_s, self._stream.queue_time_s)
+            metrics.first_token(now_s)
         metrics.generated(num_tokens)
         progress.num_tokens += num_tokens
         progress.last_s = now_s

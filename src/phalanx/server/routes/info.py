@@ -60,6 +60,8 @@ class InfoRoutes:
 
     async def server_info(self, request: Request) -> Response:
         engine, limits = self._engine, self._engine.limits
+        topology = engine.config.parallel
+        parallel = topology.resolve(topology.infer_replica_world_size())
         config = msgspec.to_builtins(self._config)
         config["api_key"] = None if config["api_key"] is None else "(set)"
         facts: dict[str, Any] = {
@@ -70,8 +72,12 @@ class InfoRoutes:
             "device": engine.config.device.target,
             "dtype": engine.config.device.params_dtype,
             "runtime": engine.config.runtime,
-            "tp_size": 1,
-            "pp_size": 1,
+            "mode": engine.mode,
+            "deployment": engine.deployment,
+            "parallel": parallel,
+            "tp_size": parallel.tp_size("dense"),
+            "pp_size": parallel.outer.pipeline_size,
+            # A client cannot choose a replica, as it could a data-parallel rank of SGLang.
             "dp_size": 1,
             "max_total_num_tokens": limits.pool_tokens,
             "max_running_requests": limits.max_batch_size,

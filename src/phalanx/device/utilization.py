@@ -1,13 +1,8 @@
-"""What can be asked about devices without using one: no context is made on any."""
+"""What a device's driver measures; asking makes no context on the device."""
 
 from __future__ import annotations
 
 import torch
-
-
-def visible_devices(target: str) -> int | None:
-    """How many devices of the kind of `target` this process sees; None where ranks share the CPU."""
-    return torch.cuda.device_count() if _on_cuda(target) else None
 
 
 def utilization(target: str) -> float | None:
@@ -15,7 +10,7 @@ def utilization(target: str) -> float | None:
 
     None for a CPU, and where the driver cannot be asked (that takes the package nvidia-ml-py).
     """
-    if not _on_cuda(target):
+    if torch.device(target).type != "cuda":
         return None
     try:
         import pynvml
@@ -25,7 +20,3 @@ def utilization(target: str) -> float | None:
         return torch.cuda.utilization(torch.device(target)) / 100
     except (RuntimeError, pynvml.NVMLError):
         return None
-
-
-def _on_cuda(target: str) -> bool:
-    return torch.device(target).type == "cuda"
