@@ -26,9 +26,17 @@ TP_2 = CPU.replace(
 )
 
 
+class Cut(Echo):
+    """Runs over the ranks of a tensor-parallel replica."""
+
+    name = "cut"
+    parallel_domains = frozenset({"dense", "attention"})
+
+
 @pytest.fixture(scope="module", autouse=True)
-def echo_plugin() -> None:
+def plugins() -> None:
     Engine.register(Echo)
+    Engine.register(Cut)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +48,7 @@ def no_launcher(monkeypatch) -> None:
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "serve.yaml"
-    path.write_text("plugin: echo\n")
+    path.write_text("plugin: cut\n")
     return str(path)
 
 
@@ -79,7 +87,7 @@ def test_r27_r31_check_shows_which_rank_runs_on_which_device(run, file, tmp_path
 def test_flags_win_over_the_file(run, tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text(
-        "plugin: echo\ndeployment: {replica_count: 3, output_rank: 1}\n"
+        "plugin: cut\ndeployment: {replica_count: 3, output_rank: 1}\n"
         "parallel: {dense: {tp_size: 4}}\n"
     )
     code, out, _ = run("serve", str(path), "--check", "--replicas", "1", "--tp", "2")
@@ -88,6 +96,18 @@ def test_flags_win_over_the_file(run, tmp_path):
         "local: replica 0 rank 0 on cpu",
         "local: replica 0 rank 1 on cpu, answers",
     ]
+
+
+def test_r17_a_topology_that_the_plugin_cannot_run_is_refused(run, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("plugin: echo\n")
+    code, _, err = run("serve", str(path), "--check", "--tp", "2")
+    assert code == 2
+    assert "plugin 'echo' cannot run this topology" in err
+    path.write_text("plugin: cut\nparallel: {outer: {cfg_size: 2}}\n")
+    code, _, err = run("serve", str(path), "--check")
+    assert code == 2
+    assert "outer.cfg_size=2 splits the undeclared domain 'cfg'" in err
 
 
 @pytest.mark.parametrize(

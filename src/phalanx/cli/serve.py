@@ -193,9 +193,9 @@ def _run(plan: ServePlan) -> int:
         )
     except OSError as error:
         raise ConfigurationError(f"cannot write the log file {file}: {error.strerror}") from None
-    name = plan.engine.plugin
+    name, deployment = plan.engine.plugin, plan.placement.with_ports()
     return run_server(
-        lambda: Engine(plan.engine),
+        lambda: Engine(plan.engine, deployment=deployment),
         plan.serving,
         plan.server,
         on_ready=lambda url: print(f"phalanx: serving {name} at {url}", flush=True),

@@ -40,6 +40,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
 
     plugin = plugin_class(config.plugin)
     engine_config = config.engine.engine_config(config.parallel)
+    plugin.validate_parallel(engine_config.parallel)
     placement = place(config.deployment, engine_config)
     values = dict(config.plugin_args)
     build_plugin_args(plugin.args_cls, values, source)
