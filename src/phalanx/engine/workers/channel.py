@@ -1,19 +1,22 @@
 """The connection between a parent and the workers of one replica.
 
-A request is encoded and written once, into a ring that the replica's ranks share; each rank then
-gets a packet. Every worker answers over its own socket and ring. The parent never waits for a
+A request is encoded and written once, into an arena that the replica's ranks share; each rank then
+gets a packet. Every worker answers over its own socket and arena. The parent never waits for a
 worker, and an end that dies is noticed at once, as the end of its packets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from phalanx.engine.workers.arena import ArenaReader, ArenaWriter, create_arena
 from phalanx.engine.workers.heap import keep_freed_memory
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
@@ -26,11 +29,10 @@ from phalanx.engine.workers.packets import (
 )
 from phalanx.engine.workers.payload import encode, encode_request
 from phalanx.engine.workers.places import PayloadReader, PayloadWriter
-from phalanx.engine.workers.ring import RingReader, RingWriter, create_ring_file
 from phalanx.errors import EngineUnavailableError
 
 __all__ = [
-    "DEFAULT_RING_BYTES",
+    "DEFAULT_ARENA_BYTES",
     "ParentChannel",
     "ReplicaLink",
     "ReplicaSender",
@@ -42,13 +44,13 @@ __all__ = [
 
 M = TypeVar("M")
 
-DEFAULT_RING_BYTES = 64 * 1024 * 1024
+DEFAULT_ARENA_BYTES = 64 * 1024 * 1024
 
 
 class ParentChannel:
     """The parent's end towards one worker. One thread receives and flushes."""
 
-    def __init__(self, sock: socket.socket, replies: RingReader) -> None:
+    def __init__(self, sock: socket.socket, replies: ArenaReader) -> None:
         sock.setblocking(False)
         self._socket = PacketSocket(sock)
         self._payloads = PayloadReader(replies)
@@ -106,7 +108,7 @@ class ParentChannel:
 class ReplicaSender:
     """Sends commands to the ranks of one replica; safe to use from any thread."""
 
-    def __init__(self, requests: RingWriter, channels: tuple[ParentChannel, ...]) -> None:
+    def __init__(self, requests: ArenaWriter, channels: tuple[ParentChannel, ...]) -> None:
         self._outboxes = tuple(channel.outbox for channel in channels)
         self._payloads: PayloadWriter | None = PayloadWriter(requests)
         self._encoder = msgspec.msgpack.Encoder()
@@ -152,7 +154,7 @@ class SocketWorkerChannel:
     """A worker's end: the `WorkerChannel` of its runtime."""
 
     def __init__(
-        self, sock: socket.socket, requests: RingReader, rank: int, replies: RingWriter
+        self, sock: socket.socket, requests: ArenaReader, rank: int, replies: ArenaWriter
     ) -> None:
         self._socket = PacketSocket(sock)
         self._requests = PayloadReader(requests, rank)
@@ -219,27 +221,24 @@ class ReplicaLink(NamedTuple):
     endpoints: tuple[socket.socket, ...]
 
 
-def open_replica(num_ranks: int, ring_bytes: int | None = None) -> ReplicaLink:
+def open_replica(num_ranks: int, arena_bytes: int | None = None) -> ReplicaLink:
     """The connection to a replica's workers.
 
-    `ring_bytes` are those of each ring (default 64 MiB, taken only as far as payloads fill it);
+    `arena_bytes` are those of each arena (default 64 MiB, taken only as far as payloads fill it);
     payloads that do not fit travel as files in memory.
     """
-    ring_bytes = DEFAULT_RING_BYTES if ring_bytes is None else ring_bytes
+    arena_bytes = DEFAULT_ARENA_BYTES if arena_bytes is None else arena_bytes
     channels, endpoints = [], []
-    requests = create_ring_file(ring_bytes)
-    try:
+    with contextlib.ExitStack() as undo, _owned(create_arena(arena_bytes)) as requests:
         for rank in range(num_ranks):
-            ours, theirs = create_socket_pair()
-            replies = create_ring_file(ring_bytes)
-            # The worker's first packet: which reader it is, and the rings themselves.
-            PacketSocket(ours).send(bytes((rank,)), (requests, replies))
-            channels.append(ParentChannel(ours, RingReader(replies)))
-            endpoints.append(theirs)
-            os.close(replies)
-        sender = ReplicaSender(RingWriter(requests, num_ranks), tuple(channels))
-    finally:
-        os.close(requests)
+            with _owned(create_arena(arena_bytes)) as replies:
+                ours, theirs = create_socket_pair()
+                endpoints.append(undo.enter_context(theirs))
+                # The worker's first packet: which reader it is, and the arenas themselves.
+                PacketSocket(undo.enter_context(ours)).send(bytes((rank,)), (requests, replies))
+                channels.append(ParentChannel(ours, ArenaReader(replies)))
+        sender = ReplicaSender(ArenaWriter(requests, num_ranks), tuple(channels))
+        undo.pop_all()
     return ReplicaLink(sender, tuple(channels), tuple(endpoints))
 
 
@@ -258,10 +257,18 @@ def connect(endpoint: socket.socket) -> SocketWorkerChannel:
     rank = packet.body[0]
     try:
         return SocketWorkerChannel(
-            endpoint, RingReader(requests, rank), rank, RingWriter(replies, 1)
+            endpoint, ArenaReader(requests, rank), rank, ArenaWriter(replies, 1)
         )
     finally:
         close_all(packet.descriptors)
+
+
+@contextlib.contextmanager
+def _owned(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _decode_message(decoder: msgspec.msgpack.Decoder[M], packet: Packet) -> M:

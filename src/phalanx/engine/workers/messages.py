@@ -15,26 +15,27 @@ from phalanx.schema.statistics import LoopStatistics
 
 
 class Place(enum.IntEnum):
-    """Where a payload's bytes are: in the packet itself, in the sender's shared ring, or in a
+    """Where a payload's bytes are: in the packet itself, in the sender's shared arena, or in a
     shared-memory file of its own, whose descriptor comes with the packet.
     """
 
     PACKET = 0
-    RING = 1
+    ARENA = 1
     FILE = 2
 
 
 class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
     """An encoded object: its pickle and its out-of-band buffers, one after another.
 
-    `sizes` are the bytes of the pickle, then of each buffer. `position` counts the bytes that the
-    ring has ever taken, up to this payload. `data` is empty unless `place` is PACKET. `by_handle`:
-    some tensor of the object is a handle to its sender's memory.
+    `sizes` are the bytes of the pickle, then of each buffer. `position` is where it begins in the
+    arena and `sequence` counts the payloads before it there. `data` is empty unless `place` is
+    PACKET. `by_handle`: some tensor of the object is a handle to its sender's memory.
     """
 
     place: Place
     sizes: tuple[int, ...]
     position: int = 0
+    sequence: int = 0
     data: bytes = b""
     by_handle: bool = False
 

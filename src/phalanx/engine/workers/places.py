@@ -1,5 +1,5 @@
 """Puts a payload's bytes where its readers find them, and takes them from there: in the packet
-where they are few, else in the shared ring, else in a shared-memory file of their own.
+where they are few, else in the shared arena, else in a shared-memory file of their own.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from phalanx.engine.workers.arena import ArenaReader, ArenaWriter
 from phalanx.engine.workers.messages import PayloadRef, Place
 from phalanx.engine.workers.packets import close_all, create_file
 from phalanx.engine.workers.payload import EncodedPayload, decode
-from phalanx.engine.workers.ring import RingReader, RingWriter
 
 MAX_PACKET_PAYLOAD_BYTES = 8192
 
@@ -30,10 +30,10 @@ class PlacedPayload(NamedTuple):
 
 
 class PayloadWriter:
-    """Places payloads for all readers of a ring; not safe to share between threads."""
+    """Places payloads for all readers of an arena; not safe to share between threads."""
 
-    def __init__(self, ring: RingWriter) -> None:
-        self._ring = ring
+    def __init__(self, arena: ArenaWriter) -> None:
+        self._arena = arena
 
     def place(self, encoded: EncodedPayload) -> PlacedPayload:
         """Copy a payload; raises OSError where no file can be made for one that needs it."""
@@ -42,9 +42,9 @@ class PayloadWriter:
             data = b"".join(encoded.chunks)
             ref = PayloadRef(Place.PACKET, sizes, data=data, by_handle=by_handle)
             return PlacedPayload(ref, encoded.descriptors)
-        position = self._ring.write(encoded.chunks, encoded.num_bytes)
-        if position is not None:
-            ref = PayloadRef(Place.RING, sizes, position, by_handle=by_handle)
+        written = self._arena.write(encoded.chunks, encoded.num_bytes)
+        if written is not None:
+            ref = PayloadRef(Place.ARENA, sizes, *written, by_handle=by_handle)
             return PlacedPayload(ref, encoded.descriptors)
         file = create_file(encoded.chunks)
         ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
@@ -52,10 +52,10 @@ class PayloadWriter:
 
 
 class PayloadReader:
-    """Takes payloads as one of a ring's readers; not safe to share between threads."""
+    """Takes payloads as one of an arena's readers; not safe to share between threads."""
 
-    def __init__(self, ring: RingReader, reader: int = 0) -> None:
-        self._ring = ring
+    def __init__(self, arena: ArenaReader, reader: int = 0) -> None:
+        self._arena = arena
         self._reader = reader
 
     def take(self, ref: PayloadRef, descriptors: list[int]) -> Any:
@@ -64,12 +64,12 @@ class PayloadReader:
             match ref.place:
                 case Place.PACKET:
                     return self._decode(memoryview(ref.data), ref, descriptors)
-                case Place.RING:
-                    body = self._ring.view(ref.position, ref.num_bytes)
+                case Place.ARENA:
+                    body = self._arena.view(ref.position, ref.num_bytes)
                     try:
                         return self._decode(body, ref, descriptors)
                     finally:
-                        self._ring.release(ref.position, ref.num_bytes)
+                        self._arena.release(ref.sequence)
                 case Place.FILE:
                     file = mmap.mmap(descriptors[-1], ref.num_bytes, prot=mmap.PROT_READ)
                     return self._decode(memoryview(file), ref, descriptors)

@@ -35,7 +35,9 @@ def reduce(tensor: torch.Tensor, handles: Handles) -> Any:
         and len(handles.descriptors) < MAX_SHARED
         and get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
     ):
-        return _reduce_shared(tensor, handles)
+        reduced = _reduce_shared(tensor, handles)
+        if reduced is not None:
+            return reduced
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     buffer = pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy().data)
     return rebuild, (buffer, tensor.dtype, tuple(tensor.shape))
@@ -48,9 +50,11 @@ def rebuild(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
 
 
-def _reduce_shared(tensor: torch.Tensor, handles: Handles) -> Reduced:
+def _reduce_shared(tensor: torch.Tensor, handles: Handles) -> Reduced | None:
     storage = tensor.untyped_storage()
     descriptor, num_bytes = storage._share_fd_cpu_()
+    if descriptor < 0:  # a mapped file of the user's, which was not kept open
+        return None
     if descriptor not in handles.descriptors:
         handles.descriptors.append(descriptor)
     handles.used = True

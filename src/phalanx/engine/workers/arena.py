@@ -1,0 +1,139 @@
+"""Shared memory that one process writes payloads into, which one or several others read once each.
+
+Where a payload lies, its readers learn from a packet; they take payloads in the order in which they
+were written. How many each has taken stands in the file's first page, in a counter that only it
+writes, so that the writer needs no message to use the memory again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from phalanx.engine.workers.payload import Bytes
+
+MAX_READERS = 64
+_HEADER_BYTES = mmap.PAGESIZE
+# One cache line a counter, and payloads start on one.
+_LINE_BYTES = 64
+_COUNTER_STRIDE = _LINE_BYTES // 8
+
+
+class Written(NamedTuple):
+    """Where a payload is: its first byte, and how many payloads were written before it."""
+
+    position: int
+    sequence: int
+
+
+class FreeSpace:
+    """The gaps between what is taken; takes the lowest that fits.
+
+    So memory that was used a moment ago, and is still in the caches, is used again.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._gaps = [(0, num_bytes)]
+
+    def take(self, size: int) -> int | None:
+        """The start of `size` bytes, or None where no gap is as large."""
+        for index, (start, end) in enumerate(self._gaps):
+            if end - start > size:
+                self._gaps[index] = (start + size, end)
+                return start
+            if end - start == size:
+                del self._gaps[index]
+                return start
+        return None
+
+    def give_back(self, start: int, size: int) -> None:
+        """Free what was taken."""
+        end = start + size
+        index = bisect.bisect(self._gaps, (start, end))
+        if index < len(self._gaps) and self._gaps[index][0] == end:
+            end = self._gaps.pop(index)[1]
+        if index > 0 and self._gaps[index - 1][1] == start:
+            index -= 1
+            start = self._gaps.pop(index)[0]
+        self._gaps.insert(index, (start, end))
+
+
+def create_arena(num_bytes: int) -> int:
+    """The descriptor of a new arena for payloads; memory is taken as it is first written."""
+    if num_bytes < 1:
+        raise ValueError(f"an arena of {num_bytes} bytes is too small; it takes at least 1")
+    capacity = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("phalanx-arena", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, _HEADER_BYTES + capacity)
+    return descriptor
+
+
+class ArenaWriter:
+    """The writing end; not safe to share between threads."""
+
+    def __init__(self, descriptor: int, num_readers: int) -> None:
+        if not 1 <= num_readers <= MAX_READERS:
+            raise ValueError(f"an arena has 1 to {MAX_READERS} readers, not {num_readers}")
+        counters, self._body = _map(descriptor)
+        self._counters = counters[:num_readers]
+        self._free = FreeSpace(len(self._body))
+        self._live: deque[tuple[int, int]] = deque()
+        self._num_written = 0
+
+    def write(self, chunks: Sequence[bytes | memoryview], num_bytes: int) -> Written | None:
+        """Copy the chunks in, one after another; None where no free space is as large."""
+        self._reclaim()
+        size = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        position = self._free.take(size)
+        if position is None:
+            return None
+        start = position
+        for chunk in chunks:
+            source = np.frombuffer(chunk, np.uint8)
+            end = start + len(source)
+            self._body[start:end] = source
+            start = end
+        self._live.append((position, size))
+        self._num_written += 1
+        return Written(position, self._num_written - 1)
+
+    def _reclaim(self) -> None:
+        """Free what every reader has taken."""
+        num_taken = min(self._counters)
+        while self._num_written - len(self._live) < num_taken:
+            self._free.give_back(*self._live.popleft())
+
+
+class ArenaReader:
+    """The reading end of one of the readers; not safe to share between threads."""
+
+    def __init__(self, descriptor: int, reader: int = 0) -> None:
+        counters, body = _map(descriptor)
+        self._body = body.data
+        self._counter = counters[reader : reader + 1]
+
+    def view(self, position: int, num_bytes: int) -> memoryview:
+        """A payload's bytes, valid until `release`; raises ValueError for an impossible place."""
+        if not 0 <= position <= len(self._body) - num_bytes <= len(self._body):
+            raise ValueError(
+                f"{num_bytes} bytes at {position} do not lie in an arena of {len(self._body)}"
+            )
+        return self._body[position : position + num_bytes]
+
+    def release(self, sequence: int) -> None:
+        """This reader needs neither this payload nor any before it any more."""
+        self._counter[0] = sequence + 1
+
+
+def _map(descriptor: int) -> tuple[memoryview, Bytes]:
+    """The readers' counters and the payloads' bytes; unmapped when every view of them is gone."""
+    file = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    # An aligned counter of 8 bytes is stored and loaded whole.
+    counters = memoryview(file)[:_HEADER_BYTES].cast("Q")[::_COUNTER_STRIDE]
+    return counters, np.frombuffer(file, np.uint8, offset=_HEADER_BYTES)
