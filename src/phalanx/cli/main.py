@@ -15,6 +15,7 @@ from phalanx import __version__, settings
 from phalanx.cli.bench import bench_app
 from phalanx.cli.generate import generate
 from phalanx.cli.serve import serve
+from phalanx.cli.top import top
 from phalanx.errors import InvalidInputError, MissingDependencyError, PhalanxError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve)
 app.command("generate")(generate)
+app.command("top")(top)
 app.add_typer(bench_app, name="bench")
 
 
