@@ -131,6 +131,17 @@ def test_it_fits_eighty_columns():
 
 
 @pytest.mark.parametrize(
+    ("queue_time_s", "text"),
+    [(0.0, "0.00"), (0.00123, "1.23"), (0.0123, "12.3"), (60.0, "60000.0")],
+)
+def test_short_times_have_more_digits(queue_time_s, text):
+    one = ReplicaStatistics(
+        replica=0, queue_time_s=queue_time_s, queue_time_counts=(1,), uptime_s=1.0
+    )
+    assert shown(load_between(None, statistics(one))).splitlines()[2].split()[4] == text
+
+
+@pytest.mark.parametrize(
     ("num_bytes", "text"),
     [(0, "-"), (999, "999 B"), (1000, "1.0 kB"), (602_112, "602.1 kB"), (8_000_000, "8.0 MB"),
      (2_500_000_000, "2.5 GB")],

@@ -45,17 +45,23 @@ def _cells(rates: Rates) -> tuple[str, ...]:
         f"{rates.completed_per_s:.2f}",
         str(rates.num_failed),
         str(rates.num_in_flight),
-        _scaled(rates.queue_s, 1000),
-        _scaled(rates.execution_s, 1000),
-        _scaled(rates.busy, 100),
-        _scaled(rates.utilization, 100),
+        _milliseconds(rates.queue_s),
+        _milliseconds(rates.execution_s),
+        _percent(rates.busy),
+        _percent(rates.utilization),
         f"{rates.payload_bytes_per_s / 1e6:.2f}",
         _size(rates.max_request_bytes),
     )
 
 
-def _scaled(value: float | None, factor: float) -> str:
-    return NOTHING if value is None else f"{value * factor:.1f}"
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return NOTHING
+    return f"{seconds * 1000:.2f}" if seconds < 0.01 else f"{seconds * 1000:.1f}"
+
+
+def _percent(fraction: float | None) -> str:
+    return NOTHING if fraction is None else f"{fraction * 100:.1f}"
 
 
 def _size(num_bytes: int) -> str:
