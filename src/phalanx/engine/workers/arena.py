@@ -8,6 +8,7 @@ writes, so that the writer needs no message to use the memory again.
 from __future__ import annotations
 
 import bisect
+import io
 import mmap
 import os
 from collections import deque
@@ -64,14 +65,14 @@ class FreeSpace:
         self._gaps.insert(index, (start, end))
 
 
-def create_arena(num_bytes: int) -> int:
-    """The descriptor of a new arena for payloads; memory is taken as it is first written."""
+def create_arena(num_bytes: int) -> io.FileIO:
+    """The file of a new arena for payloads; memory is taken as it is first written."""
     if num_bytes < 1:
         raise ValueError(f"an arena of {num_bytes} bytes is too small; it takes at least 1")
     capacity = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    descriptor = os.memfd_create("phalanx-arena", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, _HEADER_BYTES + capacity)
-    return descriptor
+    file = io.FileIO(os.memfd_create("phalanx-arena", os.MFD_CLOEXEC), "r+")
+    file.truncate(_HEADER_BYTES + capacity)
+    return file
 
 
 class ArenaWriter:

@@ -8,10 +8,8 @@ worker, and an end that dies is noticed at once, as the end of its packets.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -29,7 +27,7 @@ from phalanx.engine.workers.packets import (
 )
 from phalanx.engine.workers.payload import encode, encode_request
 from phalanx.engine.workers.places import PayloadReader, PayloadWriter
-from phalanx.errors import EngineUnavailableError
+from phalanx.errors import EngineOverloadedError, EngineUnavailableError, InvalidRequestError
 
 __all__ = [
     "DEFAULT_ARENA_BYTES",
@@ -53,7 +51,7 @@ class ParentChannel:
     def __init__(self, sock: socket.socket, replies: ArenaReader) -> None:
         sock.setblocking(False)
         self._socket = PacketSocket(sock)
-        self._payloads = PayloadReader(replies)
+        self._payloads: PayloadReader | None = PayloadReader(replies)
         self._decoder = msgspec.msgpack.Decoder(Reply)
         self.outbox = Outbox(self._socket)
         self.ended = False
@@ -90,7 +88,7 @@ class ParentChannel:
 
     def _decode(self, packet: Packet) -> tuple[Reply, list[tuple[int, Any]]]:
         reply = _decode_message(self._decoder, packet)
-        if not isinstance(reply, Events):
+        if not isinstance(reply, Events) or self._payloads is None:
             close_all(packet.descriptors)
             return reply, []
         try:
@@ -99,9 +97,13 @@ class ParentChannel:
             raise _undecodable("a worker's events", error) from error
 
     def close(self) -> None:
-        """Drop what waits to be sent and close the socket; the worker sees its parent's end."""
+        """Drop what waits to be sent and let go of the socket; the worker sees its parent's end.
+
+        What was received stays valid.
+        """
         self.outbox.close()
         self.ended = True
+        self._payloads = None
         self._socket.close()
 
 
@@ -124,20 +126,29 @@ class ReplicaSender:
         """Send a request to every rank; returns the bytes of its payload.
 
         The request's arrays may change when this returns. Never waits for a worker. A request that
-        cannot be pickled is an InvalidRequestError; then, and where shared memory or descriptors
-        are exhausted (OSError), no rank was sent anything.
+        cannot be pickled is an InvalidRequestError, and one for which shared memory or descriptors
+        do not suffice an EngineOverloadedError; then no rank was sent anything.
         """
         encoded = encode_request(request, len(self._outboxes))
         with self._lock:
             if self._payloads is None:
                 raise EngineUnavailableError("the connection to the workers is closed")
-            placed = self._payloads.place(encoded)
             try:
-                packet = self._encoder.encode(Start(number, rid, placed.ref))
-                for outbox in self._outboxes:
-                    outbox.put(packet, placed.descriptors)
-            finally:
-                placed.close()
+                ref, descriptors = self._payloads.place(encoded)
+            except OSError as error:
+                raise EngineOverloadedError(
+                    f"a request of {encoded.num_bytes} bytes cannot be sent to its workers now: "
+                    f"{error}; wait for others to complete, or give the system more shared memory "
+                    "or open files (ulimit -n)"
+                ) from error
+            try:
+                packet = self._encoder.encode(Start(number, rid, ref))
+            except UnicodeEncodeError as error:
+                raise InvalidRequestError(
+                    f"rid {rid!r} is not valid Unicode: {error.reason}", field="rid"
+                ) from error
+            for outbox in self._outboxes:
+                outbox.put(packet, descriptors)
         return encoded.num_bytes
 
     def send(self, command: Cancel | Apply | Shutdown, rank: int) -> None:
@@ -197,12 +208,9 @@ class SocketWorkerChannel:
         """
         encoded = encode(events)
         with self._lock:
-            placed = self._replies.place(encoded)
-            try:
-                packet = self._encoder.encode(Events(placed.ref, execution_s, statistics))
-                self._socket.send(packet, placed.descriptors)
-            finally:
-                placed.close()
+            ref, descriptors = self._replies.place(encoded)
+            packet = self._encoder.encode(Events(ref, execution_s, statistics))
+            self._socket.send(packet, descriptors)
 
     def close(self) -> None:
         """Close the socket, which the parent sees as this worker's end; no other call may run."""
@@ -229,15 +237,15 @@ def open_replica(num_ranks: int, arena_bytes: int | None = None) -> ReplicaLink:
     """
     arena_bytes = DEFAULT_ARENA_BYTES if arena_bytes is None else arena_bytes
     channels, endpoints = [], []
-    with contextlib.ExitStack() as undo, _owned(create_arena(arena_bytes)) as requests:
+    with contextlib.ExitStack() as undo, create_arena(arena_bytes) as requests:
         for rank in range(num_ranks):
-            with _owned(create_arena(arena_bytes)) as replies:
+            with create_arena(arena_bytes) as replies:
                 ours, theirs = create_socket_pair()
                 endpoints.append(undo.enter_context(theirs))
                 # The worker's first packet: which reader it is, and the arenas themselves.
                 PacketSocket(undo.enter_context(ours)).send(bytes((rank,)), (requests, replies))
-                channels.append(ParentChannel(ours, ArenaReader(replies)))
-        sender = ReplicaSender(ArenaWriter(requests, num_ranks), tuple(channels))
+                channels.append(ParentChannel(ours, ArenaReader(replies.fileno())))
+        sender = ReplicaSender(ArenaWriter(requests.fileno(), num_ranks), tuple(channels))
         undo.pop_all()
     return ReplicaLink(sender, tuple(channels), tuple(endpoints))
 
@@ -261,14 +269,6 @@ def connect(endpoint: socket.socket) -> SocketWorkerChannel:
         )
     finally:
         close_all(packet.descriptors)
-
-
-@contextlib.contextmanager
-def _owned(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _decode_message(decoder: msgspec.msgpack.Decoder[M], packet: Packet) -> M:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Sequence
 
-from phalanx.engine.workers.packets import PacketSocket, close_all, is_full
+from phalanx.engine.workers.packets import Descriptor, PacketSocket, is_temporary
 
 
 class Outbox:
@@ -19,7 +18,7 @@ class Outbox:
     def __init__(self, sock: PacketSocket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
-        self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._backlog: deque[tuple[bytes, Sequence[Descriptor]]] = deque()
         self._closed = False
 
     @property
@@ -27,35 +26,34 @@ class Outbox:
         """Whether packets wait for the socket to be writable."""
         return bool(self._backlog)
 
-    def put(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a packet now or later; the descriptors stay the caller's."""
+    def put(self, body: bytes, descriptors: Sequence[Descriptor] = ()) -> None:
+        """Send a packet now or later, holding its descriptors till then."""
         with self._lock:
             if self._closed:
                 return
             if self._backlog or not self._send(body, descriptors):
-                self._backlog.append((body, tuple(os.dup(each) for each in descriptors)))
+                self._backlog.append((body, descriptors))
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it."""
         with self._lock:
             while self._backlog and self._send(*self._backlog[0]):
-                close_all(self._backlog.popleft()[1])
+                self._backlog.popleft()
 
     def close(self) -> None:
         """Drop what waits and send nothing more."""
         with self._lock:
             self._closed = True
-            while self._backlog:
-                close_all(self._backlog.popleft()[1])
+            self._backlog.clear()
 
-    def _send(self, body: bytes, descriptors: Sequence[int]) -> bool:
-        """False where the socket is full."""
+    def _send(self, body: bytes, descriptors: Sequence[Descriptor]) -> bool:
+        """False where it must be sent later."""
         try:
             self._socket.send(body, descriptors)
         except (BrokenPipeError, ConnectionResetError):
             return True
         except OSError as error:
-            if not is_full(error):
+            if not is_temporary(error):
                 raise
             return False
         return True

@@ -6,13 +6,26 @@ import array
 import errno
 import os
 import socket
-from collections.abc import Sequence
-from typing import NamedTuple
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 MAX_PACKET_BYTES = 32 * 1024
 MAX_DESCRIPTORS = 253
 # Stands for a packet that is too large for the socket and came as a file.
 _IN_FILE = b"\xc1"  # no msgpack value begins with it
+
+_TEMPORARY = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ETOOMANYREFS,
+    }
+)
 
 
 class Packet(NamedTuple):
@@ -35,18 +48,25 @@ def create_socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def create_file(chunks: Sequence[bytes | memoryview]) -> int:
-    """The descriptor of a new file in memory that holds the chunks one after another."""
-    descriptor = os.memfd_create("phalanx-payload", os.MFD_CLOEXEC)
-    try:
+class Descriptor(Protocol):
+    """Something that keeps a file open while it lives."""
+
+    def fileno(self) -> int: ...
+
+
+class MemoryFile:
+    """A file in memory that holds chunks one after another; closed when nobody refers to it."""
+
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._descriptor = os.memfd_create("phalanx-payload", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
         for chunk in chunks:
             rest = memoryview(chunk).cast("B")
             while rest:
-                rest = rest[os.write(descriptor, rest) :]
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def fileno(self) -> int:
+        return self._descriptor
 
 
 class PacketSocket:
@@ -63,16 +83,13 @@ class PacketSocket:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send all of a packet or, raising OSError, nothing. The descriptors stay the caller's."""
+    def send(self, body: bytes, descriptors: Sequence[Descriptor] = ()) -> None:
+        """Send all of a packet or, raising OSError, nothing."""
         if len(body) > MAX_PACKET_BYTES:
-            file = create_file([body])
-            try:
-                self.send(_IN_FILE, (*descriptors, file))
-            finally:
-                os.close(file)
-        elif descriptors:
-            rights = array.array("i", descriptors)
+            descriptors = (*descriptors, MemoryFile([body]))
+            body = _IN_FILE
+        if descriptors:
+            rights = array.array("i", [each.fileno() for each in descriptors])
             self._socket.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         else:
             self._socket.send(body)
@@ -108,9 +125,11 @@ class PacketSocket:
         self._socket.close()
 
 
-def is_full(error: OSError) -> bool:
-    """Whether a failed `send` may succeed later, when the other side has read something."""
-    return error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
+def is_temporary(error: OSError) -> bool:
+    """Whether a failed `send` may succeed later: the socket is full, or the system short of
+    something.
+    """
+    return error.errno in _TEMPORARY
 
 
 def close_all(descriptors: Sequence[int]) -> None:

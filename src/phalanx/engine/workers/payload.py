@@ -11,7 +11,7 @@ import functools
 import io
 import pickle
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,9 +34,9 @@ class EncodedPayload:
     """An object as `chunks` of bytes, still in the memory of the object itself.
 
     `sizes` are the bytes of the pickle, then of each buffer; the chunks hold them one after
-    another (a pickle may be several chunks). `descriptors` are files that tensors in shared memory
-    lie in: they belong to those tensors, and must be duplicated to outlive this value.
-    `by_handle`: some tensor travels as a handle, so that `decode` needs to know who decodes.
+    another (a pickle may be several chunks). `descriptors` are the files that tensors in shared
+    memory lie in. `by_handle`: some tensor travels as a handle, so that `decode` needs to know who
+    decodes.
     """
 
     __slots__ = ("by_handle", "chunks", "descriptors", "num_bytes", "sizes")
@@ -49,6 +49,16 @@ class EncodedPayload:
         self.by_handle = handles.used
 
 
+class SharedFile(NamedTuple):
+    """A file in shared memory that `owner` keeps open."""
+
+    descriptor: int
+    owner: Any
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+
 class Handles:
     """Collects what travels beside a payload because it is not copied.
 
@@ -59,8 +69,17 @@ class Handles:
 
     def __init__(self, num_readers: int) -> None:
         self.num_readers = num_readers
-        self.descriptors: list[int] = []
+        self.descriptors: list[SharedFile] = []
         self.used = False
+
+    def add(self, file: SharedFile) -> int:
+        """The number by which its receiver finds the file."""
+        self.used = True
+        for index, other in enumerate(self.descriptors):
+            if other.descriptor == file.descriptor:
+                return index
+        self.descriptors.append(file)
+        return len(self.descriptors) - 1
 
 
 class _Chunks(list[bytes]):

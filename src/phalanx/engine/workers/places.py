@@ -5,28 +5,22 @@ where they are few, else in the shared arena, else in a shared-memory file of th
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from phalanx.engine.workers.arena import ArenaReader, ArenaWriter
 from phalanx.engine.workers.messages import PayloadRef, Place
-from phalanx.engine.workers.packets import close_all, create_file
+from phalanx.engine.workers.packets import Descriptor, MemoryFile, close_all
 from phalanx.engine.workers.payload import EncodedPayload, decode
 
 MAX_PACKET_PAYLOAD_BYTES = 8192
 
 
 class PlacedPayload(NamedTuple):
-    """Where a payload is, and the descriptors to send along with `ref`, before `close`."""
+    """Where a payload is, and the files that must be sent along."""
 
     ref: PayloadRef
-    descriptors: Sequence[int]
-    file: int | None = None
-
-    def close(self) -> None:
-        if self.file is not None:
-            os.close(self.file)
+    descriptors: Sequence[Descriptor]
 
 
 class PayloadWriter:
@@ -46,9 +40,9 @@ class PayloadWriter:
         if written is not None:
             ref = PayloadRef(Place.ARENA, sizes, *written, by_handle=by_handle)
             return PlacedPayload(ref, encoded.descriptors)
-        file = create_file(encoded.chunks)
+        file = MemoryFile(encoded.chunks)
         ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
-        return PlacedPayload(ref, (*encoded.descriptors, file), file)
+        return PlacedPayload(ref, (*encoded.descriptors, file))
 
 
 class PayloadReader:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import get_sharing_strategy, reductions
 
-from phalanx.engine.workers.payload import Handles
+from phalanx.engine.workers.payload import Handles, SharedFile
 
 # A packet takes 253 descriptors. Further tensors in shared memory are copied like any other.
 MAX_SHARED = 200
@@ -26,6 +26,7 @@ def reduce(tensor: torch.Tensor, handles: Handles) -> Any:
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return NotImplemented
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_cuda:
         return _reduce_on_device(tensor, handles)
     if tensor.device.type != "cpu":
@@ -38,7 +39,7 @@ def reduce(tensor: torch.Tensor, handles: Handles) -> Any:
         reduced = _reduce_shared(tensor, handles)
         if reduced is not None:
             return reduced
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.contiguous()
     buffer = pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy().data)
     return rebuild, (buffer, tensor.dtype, tuple(tensor.shape))
 
@@ -55,11 +56,9 @@ def _reduce_shared(tensor: torch.Tensor, handles: Handles) -> Reduced | None:
     descriptor, num_bytes = storage._share_fd_cpu_()
     if descriptor < 0:  # a mapped file of the user's, which was not kept open
         return None
-    if descriptor not in handles.descriptors:
-        handles.descriptors.append(descriptor)
-    handles.used = True
+    index = handles.add(SharedFile(descriptor, storage))
     place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return rebuild_shared, (handles.descriptors.index(descriptor), num_bytes, tensor.dtype, *place)
+    return rebuild_shared, (index, num_bytes, tensor.dtype, *place)
 
 
 def rebuild_shared(
@@ -80,9 +79,8 @@ def rebuild_shared(
 def _reduce_on_device(tensor: torch.Tensor, handles: Handles) -> Reduced:
     # Each receiver gives its own handle back, so that each needs one.
     handles.used = True
-    plain = tensor.detach()
     each: tuple[Reduced, ...] = tuple(
-        reductions.reduce_tensor(plain)  # type: ignore[no-untyped-call]
+        reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         for _ in range(handles.num_readers)
     )
     return rebuild_on_device, (each,)
