@@ -40,7 +40,9 @@ LATER = ReplicaStatistics(
     queue_time_counts=(10, 13),
 )
 IDLE = ReplicaStatistics(replica=1, uptime_s=20.0, queue_time_counts=(0, 0))
-STILL_IDLE = ReplicaStatistics(replica=1, uptime_s=24.0, queue_time_counts=(0, 0))
+STILL_IDLE = ReplicaStatistics(
+    replica=1, uptime_s=24.0, device_utilization=0.1, queue_time_counts=(0, 0)
+)
 
 
 def statistics(*replicas: ReplicaStatistics) -> EngineStatistics:
@@ -66,7 +68,7 @@ def test_the_total_adds_rates_and_takes_means_over_all_requests():
     assert total.queue_s == load.replicas[0].queue_s
     assert (load.replicas[1].queue_s, load.replicas[1].execution_s) == (None, None)
     assert total.busy == 0.375
-    assert total.utilization == 0.5
+    assert total.utilization == pytest.approx(0.3)
     assert total.max_request_bytes == 640_000
 
 
@@ -84,6 +86,7 @@ def test_without_an_earlier_look_it_is_since_the_start():
     [
         statistics(ReplicaStatistics(replica=0, num_completed=3, uptime_s=2.0, busy_s=1.0)),
         statistics(ReplicaStatistics(replica=0, num_completed=3, uptime_s=40.0, busy_s=20.0)),
+        statistics(ReplicaStatistics(replica=0, num_completed=90, uptime_s=20.0, busy_s=9.0)),
         statistics(LATER, STILL_IDLE),
     ],
 )
@@ -114,8 +117,8 @@ def test_the_table_has_a_row_a_replica_and_a_total():
     assert " ".join(title) == "tiny (echo) at http://h:1, over 4.0 s"
     assert head == " ".join(COLUMNS).split()
     assert first == "0 2.00 2 3 50.0 500.0 75.0 50.0 2.10 640.0 kB".split()
-    assert second == "1 0.00 0 0 - - 0.0 - 0.00 -".split()
-    assert total == "all 2.00 2 3 50.0 500.0 37.5 50.0 2.10 640.0 kB".split()
+    assert second == "1 0.00 0 0 - - 0.0 10.0 0.00 -".split()
+    assert total == "all 2.00 2 3 50.0 500.0 37.5 30.0 2.10 640.0 kB".split()
 
 
 def test_old_numbers_are_marked_with_the_reason():
