@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from phalanx import settings
 from phalanx.errors import ConfigurationError, PhalanxDistError
@@ -65,10 +66,13 @@ def init_process_group(
     timeout = timedelta(seconds=timeout_s)
     address = None if init_method == "env://" else _address(init_method)
     try:
+        if address is None:
+            store = _launcher_store(rank, world_size, timeout)
+        else:
+            store = _store(address, rank, timeout)
         dist.init_process_group(
             chosen,
-            init_method=init_method if address is None else None,
-            store=None if address is None else _store(address, rank, timeout),
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=timeout,
@@ -121,6 +125,16 @@ def _store(address: tuple[str, int], rank: int, timeout: timedelta) -> Store:
         master_listen_fd=listening,
     )
     return store
+
+
+def _launcher_store(rank: int, world_size: int, timeout: timedelta) -> Store:
+    """A part of the launcher's store that no earlier process group of these ranks has used.
+
+    The launcher's store outlives a group, and what one left there would lead the next one astray.
+    """
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    num_joined = store.add("phalanx/joined", 1)
+    return PrefixStore(f"phalanx/{(num_joined - 1) // world_size}", store)
 
 
 def _address(init_method: str) -> tuple[str, int]:

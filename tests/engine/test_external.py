@@ -1,0 +1,109 @@
+"""Ranks that a launcher makes: the real torchrun, one process a rank."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx import (
+    DenseParallelConfig,
+    DeploymentConfig,
+    DeviceConfig,
+    Engine,
+    EngineArgs,
+    EngineConfig,
+    ParallelConfig,
+)
+from phalanx.errors import ConfigurationError
+from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyError, FaultyRequest
+
+from .conftest import cpu_config
+
+Engine.register(Faulty)
+SCRIPT = Path(__file__).with_name("external_rank.py")
+CPU = DeviceConfig("cpu", "float32")
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> list[dict]:
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return sorted(map(json.loads, out.splitlines()), key=lambda rank: rank["world"])
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def check(ranks: list[dict], output_rank: int) -> None:
+    assert [rank["world"] for rank in ranks] == [0, 1]
+    for number, rank in enumerate(ranks):
+        answers = number == output_rank
+        assert rank["mode"] == "external"
+        assert rank["steps"] == ([2.0, 20.0] if answers else [None, None])
+        assert rank["submitted"] == (200.0 if answers else None)
+        # A failure of the request alone is the plugin's own on every rank, which serves on.
+        assert rank["raised"] == "refused on every rank"
+        counted = [[0, 1, 2], [0], [0, 1, 2, 3]]
+        assert rank["counted"] == (counted if answers else [None, None, None])
+        assert rank["cancel"] is False
+        assert rank["streamed"] >= 1
+
+
+@pytest.mark.parametrize("output_rank", [0, 1])
+def test_r7_r28_r36_r37_r38_a_launcher_s_ranks_are_one_replica(output_rank):
+    process = torchrun("--standalone", "--nproc-per-node", "2", str(SCRIPT), "2", str(output_rank))
+    check(said(process), output_rank)
+
+
+def test_r36_two_nodes_on_two_addresses_are_one_replica():
+    port = free_port()
+    common = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
+    nodes = [
+        torchrun(
+            *common,
+            *("--master-port", str(port), "--node-rank", str(node)),
+            *("--local-addr", f"127.0.0.{node + 1}", str(SCRIPT), "2", "0"),
+        )
+        for node in (0, 1)
+    ]
+    check([rank for node in nodes for rank in said(node)], 0)
+
+
+def test_r48_a_single_external_rank_needs_no_launcher_and_raises_the_plugin_s_own_error():
+    args = EngineArgs("faulty", FaultyArgs(), cpu_config())
+    with Engine(args, deployment=DeploymentConfig.external()) as engine:
+        assert engine.mode == "external"
+        with pytest.raises(FaultyError):
+            engine.step(FaultyRequest(action=Action.RAISE))
+        assert engine.step(FaultyRequest("on")).payload == "on"
+
+
+def test_s3_a_launcher_and_the_automatic_mode_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigurationError, match=r"use DeploymentConfig\.external\(\)"):
+        Engine(EngineArgs("faulty", FaultyArgs(), cpu_config()))
+
+
+def test_s2_half_a_launcher_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigurationError, match="without WORLD_SIZE"):
+        Engine(EngineArgs("faulty", FaultyArgs(), cpu_config()))
+
+
+def test_several_ranks_without_a_launcher_are_refused():
+    config = EngineConfig(CPU, parallel=ParallelConfig(dense=DenseParallelConfig(tp_size=2)))
+    with pytest.raises(ConfigurationError, match="torchrun"):
+        Engine(EngineArgs("faulty", FaultyArgs(), config), deployment=DeploymentConfig.external())
