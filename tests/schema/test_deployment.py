@@ -271,6 +271,15 @@ def test_a_public_name_of_the_server_package_resolves(name):
     assert set(phalanx.server._HOME) == set(phalanx.server.__all__)
 
 
+def test_the_server_package_exports_what_the_guide_and_its_reference_name():
+    assert set(phalanx.server.__all__) == {
+        "DeploymentConfig", "DeploymentPlan", "NodeResources", "WorkerPlacement",
+        "normalize_device_indices", "MultiprocessExecutor", "EngineWorkerConfig",
+        "engine_worker_factory", "LifecycleState", "WorkerFactorySpec", "WorkerRuntime",
+        "WorkerSupervisor", "WorkerSupervisorConfig",
+    }  # fmt: skip
+
+
 def test_an_unknown_name_of_the_server_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"'phalanx\.server' has no attribute 'Supervisor'"):
         phalanx.server.Supervisor  # noqa: B018
@@ -279,8 +288,8 @@ def test_an_unknown_name_of_the_server_package_is_an_attribute_error():
 def test_deployment_types_load_neither_torch_nor_http():
     program = (
         "import sys, phalanx.server as s; "
-        "s.DeploymentPlan, s.DeploymentConfig, s.WorkerPlacement, s.WorkerSupervisorConfig; "
-        "print({'torch', 'numpy', 'starlette', 'uvicorn'} & set(sys.modules))"
+        "[getattr(s, name) for name in s.__all__]; "
+        "print({'torch', 'starlette', 'uvicorn'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
