@@ -13,7 +13,7 @@ from phalanx.engine.boundary import run_every
 from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, Sink
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import EngineOverloadedError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.limits import Limits
@@ -42,7 +42,7 @@ class RequestDispatcher:
         live = self._requests.accept(rid, sink)
         try:
             return self._replicas[live.account.replica].step(live, sink, request)
-        except InvalidRequestError:
+        except (InvalidRequestError, EngineOverloadedError):
             self._requests.reject(live)  # unless it has ended
             raise
 
@@ -51,7 +51,7 @@ class RequestDispatcher:
         live = self._requests.accept(rid, sink)
         try:
             self._replicas[live.account.replica].submit(live, request)
-        except InvalidRequestError:
+        except (InvalidRequestError, EngineOverloadedError):
             self._requests.reject(live)
             raise
         return live

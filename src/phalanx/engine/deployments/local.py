@@ -51,7 +51,12 @@ class LocalDeployment:
             _check_picklable(self._worker_config(placement))
         self._executors: tuple[MultiprocessExecutor, ...] = ()
         self._supervisor = WorkerSupervisor(
-            self._plan, self._factory, self._supervision, self, clock=clock
+            self._plan,
+            self._factory,
+            self._supervision,
+            self,
+            target=config.device.target,
+            clock=clock,
         )
 
     def start(self) -> Sequence[ReplicaExecutor]:

@@ -13,7 +13,11 @@ from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
 from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished
 from phalanx.engine.workers.supervisor import WorkerSupervisor
-from phalanx.errors import EngineUnavailableError, InvalidRequestError
+from phalanx.errors import (
+    EngineOverloadedError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Event, Failed, Final
@@ -57,7 +61,7 @@ class MultiprocessExecutor:
         self._sent: dict[int, Sent] = {}
         self._answers: dict[int, Future[bool]] = {}
         self._control_numbers = count()
-        self._failure: EngineUnavailableError | None = None
+        self._has_failed = False
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
         self.submit(live, request)
@@ -70,11 +74,11 @@ class MultiprocessExecutor:
             self._sent[live.number] = Sent(live, set(range(self._world)))
         try:
             num_bytes = self._supervisor.submit(self._replica_id, live.number, live.rid, request)
-        except InvalidRequestError:
-            with self._lock:
-                del self._sent[live.number]
+        except (InvalidRequestError, EngineOverloadedError):
+            self._unsend(live)
             raise
         except EngineUnavailableError as error:
+            self._unsend(live)
             self._requests.end(live, Failed(live.rid, error))
             return
         self._requests.carried(live, request_bytes=num_bytes)
@@ -84,7 +88,7 @@ class MultiprocessExecutor:
             return False
         if not live.cancelled:
             live.cancelled = True
-            self._supervisor.send(self._replica_id, Cancel(live.number))
+            return self._send(Cancel(live.number))
         return True
 
     def control(self, op: ControlOp) -> Future[bool]:
@@ -96,14 +100,14 @@ class MultiprocessExecutor:
             )
         answer: Future[bool] = Future()
         with self._lock:
-            failure = self._failure
             number = next(self._control_numbers)
-            if failure is None:
+            if not self._has_failed:
                 self._answers[number] = answer
-        if failure is not None:
-            answer.set_exception(self._requests.unavailable())
-        else:
-            self._supervisor.send(self._replica_id, Apply(number, op))
+        if not self._send(Apply(number, op)):
+            with self._lock:
+                unanswered = self._answers.pop(number, None) is not None or self._has_failed
+            if unanswered and not answer.done():
+                answer.set_exception(self._requests.unavailable())
         return answer
 
     def received(
@@ -129,7 +133,7 @@ class MultiprocessExecutor:
     def failed(self) -> None:
         """The workers are gone: nobody will answer any more."""
         with self._lock:
-            self._failure = self._requests.unavailable()
+            self._has_failed = True
             answers = list(self._answers.values())
             self._answers.clear()
             self._sent.clear()
@@ -196,6 +200,18 @@ class MultiprocessExecutor:
             future.set_exception(InvalidRequestError(answer.refusal, field="op"))
         else:
             future.set_result(answer.applied)
+
+    def _send(self, command: Cancel | Apply) -> bool:
+        """False where the workers are gone."""
+        try:
+            self._supervisor.send(self._replica_id, command)
+        except EngineUnavailableError:
+            return False
+        return True
+
+    def _unsend(self, live: LiveRequest) -> None:
+        with self._lock:
+            self._sent.pop(live.number, None)
 
     def _find(self, placement: WorkerPlacement, number: int) -> Sent | None:
         """A request that this replica has; None fails the workers."""

@@ -42,9 +42,10 @@ class Replica:
         return self._link.sender.submit(number, rid, request)
 
     def send(self, command: Cancel | Apply) -> None:
-        """Send a command to the rank that answers."""
-        if self._output is not None:
-            self._link.sender.send(command, self._output)
+        """Send an operation to every rank, a cancel to the rank that answers, whose word it is."""
+        for rank in range(len(self._launches)):
+            if isinstance(command, Apply) or rank == self._output:
+                self._link.sender.send(command, rank)
 
     def shut_down(self, reason: str) -> None:
         """Tell every rank to leave."""
