@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from phalanx import settings
-from phalanx.engine.deployment_plan import DeploymentPlan
+from phalanx.engine.deployment_plan import DeploymentPlan, visible_devices
 from phalanx.engine_config import EngineConfig
 from phalanx.errors import ConfigurationError
 from phalanx.schema.deployment import MAX_PORT, DeploymentConfig
@@ -72,11 +72,8 @@ def place(section: DeploymentSection, config: EngineConfig) -> Placement:
         )
     plan = None
     if mode is Mode.LOCAL:
-        from phalanx.device import num_devices
-
-        plan = DeploymentPlan.for_machine(
-            deployment, config.parallel, num_devices(config.device.target)
-        )
+        visible = visible_devices(config.device.target)
+        plan = DeploymentPlan.for_machine(deployment, config.parallel, visible)
     named = section.process_config.base_port is not None
     return Placement(
         deployment, mode, config.device.target, plan, plan is not None and world > 1 and not named

@@ -1,4 +1,4 @@
-"""Which rank of which replica runs on which device: a pure function, torch-free.
+"""Which rank of which replica runs on which device: a pure function of values, torch-free.
 
 Ranks take devices in order: the first as many as a replica has ranks hold replica 0, the next ones
 replica 1, and so on. Devices beyond the last rank stay free.
@@ -115,6 +115,15 @@ class DeploymentPlan:
     def output_worker(self, replica_id: int) -> WorkerPlacement:
         """The worker that answers for a replica."""
         return self.replica(replica_id)[self.output_rank]
+
+
+def visible_devices(target: str) -> int | None:
+    """How many devices of the target's kind this process sees; None where ranks share the CPU."""
+    if not target.startswith("cuda"):
+        return None
+    from phalanx.device import num_devices
+
+    return num_devices(target)
 
 
 def _slots(nodes: Sequence[NodeResources]) -> list[tuple[int, int]]:

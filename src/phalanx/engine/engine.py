@@ -20,6 +20,7 @@ from phalanx.engine import registry
 from phalanx.engine.async_streams import AsyncResponseStream, AsyncSink
 from phalanx.engine.checks import check_request, checked_deployment, checked_plugin
 from phalanx.engine.deployments import create_deployment
+from phalanx.engine.device_use import create_device_use
 from phalanx.engine.dispatcher import RequestDispatcher
 from phalanx.engine.mailbox import Mailboxes
 from phalanx.engine.registry import PluginClass
@@ -90,6 +91,7 @@ class Engine:
             self._requests,
             self._clock,
         )
+        self._device_use = create_device_use(self._mode, self._config, self._deployment)
         self._startup = Startup(running, self._requests)
         # Loop threads and workers must have ended before the interpreter goes away.
         atexit.register(self.close)
@@ -158,7 +160,7 @@ class Engine:
         dispatcher = self._startup.current
         if dispatcher is None:
             return self._requests.statistics([None] * self._deployment.replica_count)
-        return dispatcher.statistics()
+        return self._device_use.measured(dispatcher.statistics())
 
     def close(self) -> None:
         """End what is live and release the replicas; any number of times, from any thread.
