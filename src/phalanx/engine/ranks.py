@@ -123,13 +123,21 @@ class Rank:
                 )
             return
         host, port = place.master
-        P.init_process_group(
-            device=device,
-            rank=place.rank,
-            world_size=place.world,
-            init_method="env://" if place.launched else f"tcp://{host}:{port}",
-            timeout_s=self.config.runtime.dist_timeout_s,
-        )
+        try:
+            P.init_process_group(
+                device=device,
+                rank=place.rank,
+                world_size=place.world,
+                init_method="env://" if place.launched else f"tcp://{host}:{port}",
+                timeout_s=self.config.runtime.dist_timeout_s,
+            )
+        except PhalanxDistError as error:
+            if place.launched:
+                raise
+            raise PhalanxDistError(
+                f"{error}. Replica r meets at port base_port + r; choose another one with "
+                "WorkerSupervisorConfig(base_port=...)"
+            ) from error
         self._owns_group = True
 
     def _broadcast_address(self, address: Address | None) -> Address:

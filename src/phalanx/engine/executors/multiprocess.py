@@ -79,6 +79,7 @@ class MultiprocessExecutor:
             raise
         except EngineUnavailableError as error:
             self._unsend(live)
+            self._requests.refuse(error)  # nobody may find the engine whole after this
             self._requests.end(live, Failed(live.rid, error))
             return
         self._requests.carried(live, request_bytes=num_bytes)
