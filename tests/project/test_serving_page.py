@@ -15,6 +15,8 @@ import typer
 from phalanx import settings
 from phalanx.cli.main import app
 from phalanx.models.causal_lm import CausalLMArgs
+from phalanx.schema.deployment_section import DeploymentSection, ProcessSection
+from phalanx.schema.parallel import ParallelConfig
 from phalanx.schema.serve_config import EngineSection, LogSection
 from phalanx.schema.server_config import ServerConfig
 
@@ -23,6 +25,20 @@ PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 KEYS = [
     *((f"server.{f.name}", f.default) for f in msgspec.structs.fields(ServerConfig)),
     *((f"engine.{f.name}", f.default) for f in msgspec.structs.fields(EngineSection)),
+    *(
+        (f"deployment.{f.name}", f.default)
+        for f in msgspec.structs.fields(DeploymentSection)
+        if f.name != "process_config"
+    ),
+    *(
+        (f"deployment.process_config.{f.name}", f.default)
+        for f in msgspec.structs.fields(ProcessSection)
+    ),
+    *(
+        (f"parallel.{part.name}.{f.name}", f.default)
+        for part in dataclasses.fields(ParallelConfig)
+        for f in dataclasses.fields(part.default_factory)
+    ),
     *((f"log.{f.name}", f.default) for f in msgspec.structs.fields(LogSection)),
     *((f.name, f.default) for f in dataclasses.fields(CausalLMArgs)),
 ]
