@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from phalanx import DeploymentConfig, DeviceConfig, Engine, EngineArgs, EngineConfig
 from phalanx.cli.main import main
+from phalanx.schema.server_config import ServerConfig
+from phalanx.server import WorkerSupervisorConfig
+from phalanx.testing.echo import Echo, EchoArgs
+from tests.server.running import running
 
 
 def top(capsys, *arguments: str) -> tuple[int | None, str, str]:
@@ -43,6 +48,22 @@ def test_server_info_tells_deployment_and_topology(serve):
     assert (info["mode"], info["tp_size"], info["pp_size"]) == ("inline", 1, 1)
     assert info["deployment"]["replica_count"] == 1
     assert info["parallel"]["world_size"] == 1
+
+
+def test_server_info_hides_the_workers_environment():
+    process = WorkerSupervisorConfig(extra_env=(("TOKEN", "secret-1"),))
+    config = EngineConfig(device=DeviceConfig("cpu", "float32"))
+    if Echo.name not in Engine.registered():
+        Engine.register(Echo)
+
+    def load() -> Engine:
+        deployment = DeploymentConfig(process_config=process)
+        return Engine(EngineArgs("echo", EchoArgs(), config), deployment=deployment)
+
+    with running(load, None, ServerConfig(port=0)) as server, server.client() as client:
+        text = client.get("/server_info").text
+    assert '"extra_env":{"TOKEN":"(set)"}' in text
+    assert "secret-1" not in text
 
 
 def test_top_needs_the_servers_key(serve, capsys):

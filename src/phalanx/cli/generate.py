@@ -11,11 +11,18 @@ import typer
 from phalanx import log, settings
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
+from phalanx.cli.placement import device_list, place
 from phalanx.clock import SystemClock
 from phalanx.engine_config import EngineArgs
 from phalanx.errors import ConfigurationError
 from phalanx.plugin import ServingAdapter
+from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
+from phalanx.schema.parallel import (
+    AttentionParallelConfig,
+    DenseParallelConfig,
+    ParallelConfig,
+)
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.sampling import SamplingParams
 from phalanx.schema.serve_config import EngineSection
@@ -39,6 +46,10 @@ def generate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     num_threads: Annotated[int | None, typer.Option(help="Threads that compute.")] = None,
+    tp: Annotated[int, typer.Option(help="Ranks, one process each, to cut the model over.")] = 1,
+    devices: Annotated[
+        str | None, typer.Option(help="Indices of visible devices for the ranks, as 0,1.")
+    ] = None,
 ) -> None:
     """Answer one prompt and say how fast that was.
 
@@ -52,13 +63,20 @@ def generate(
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens, temperature=temperature, sampling_seed=seed
     )
-    config = EngineSection(device=device, dtype=dtype, num_threads=num_threads).engine_config()
-    check_checkpoint(model)
+    config = EngineSection(device=device, dtype=dtype, num_threads=num_threads).engine_config(
+        ParallelConfig(
+            dense=DenseParallelConfig(tp_size=tp), attention=AttentionParallelConfig(tp_size=tp)
+        )
+    )
     plugin = plugin_class(PLUGIN)
+    plugin.validate_parallel(config.parallel)
+    placement = place(DeploymentSection(devices=tuple(device_list(devices or ""))), config)
+    check_checkpoint(model)
     values = {"checkpoint_dir": str(prepared_checkpoint(model))}
     args = build_plugin_args(plugin.args_cls, values, "flags")
     request = _request(text, sampling, plugin.serving(args), chat)
-    with Engine(EngineArgs(PLUGIN, args, config)) as engine:
+    engine_args = EngineArgs(PLUGIN, args, config)
+    with Engine(engine_args, deployment=placement.with_ports()) as engine:
         _answer(engine.stream(request), show=stream)
 
 

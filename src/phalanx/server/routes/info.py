@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from phalanx import __version__
 from phalanx.engine.engine import Engine
+from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.schema.statistics import LoopStatistics
 from phalanx.server.lifecycle import Lifecycle, Phase
@@ -73,7 +74,7 @@ class InfoRoutes:
             "dtype": engine.config.device.params_dtype,
             "runtime": engine.config.runtime,
             "mode": engine.mode,
-            "deployment": engine.deployment,
+            "deployment": _deployment(engine.deployment),
             "parallel": parallel,
             "tp_size": parallel.tp_size("dense"),
             "pp_size": parallel.outer.pipeline_size,
@@ -138,6 +139,15 @@ class InfoRoutes:
             "token_usage": loop.pool_used_tokens / pool if pool else 0.0,
             "max_running_requests": self._engine.limits.max_batch_size,
         }
+
+
+def _deployment(deployment: DeploymentConfig) -> dict[str, Any]:
+    """As it is, without the values of environment variables, which may be secret."""
+    shown: dict[str, Any] = msgspec.to_builtins(deployment)
+    process = deployment.process_config
+    if process is not None:
+        shown["process_config"]["extra_env"] = {name: "(set)" for name, _ in process.extra_env}
+    return shown
 
 
 def _json(value: object) -> Response:
