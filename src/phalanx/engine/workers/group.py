@@ -65,7 +65,7 @@ class GroupListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a command to the rank of this replica that answers."""
+    """Send a command to this replica."""
 
     replica_id: int
     command: Cancel | Apply

@@ -114,13 +114,11 @@ class WorkerSupervisor:
         try:
             num_bytes = replica.submit(number, rid, request)
             sent = True
-        except EngineUnavailableError:
-            raise self._lifecycle.unavailable() from None
-        except OSError as error:
-            raise EngineOverloadedError(
-                f"request {rid!r} was not sent, as shared memory or file descriptors are "
-                f"exhausted: {error}; send fewer or smaller ones at once, or raise the limits"
-            ) from error
+        except EngineOverloadedError:
+            raise
+        except EngineUnavailableError:  # closed in this moment
+            error = self._lifecycle.unavailable()
+            raise error from error.__cause__
         finally:
             if not sent:
                 group.deadlines.remove(number)
@@ -128,7 +126,8 @@ class WorkerSupervisor:
         return num_bytes
 
     def send(self, replica_id: int, command: Cancel | Apply) -> None:
-        """Send a command to the rank of a replica that answers, after what was submitted before.
+        """Send a command to a replica, after what was submitted to it before: a cancel to the rank
+        that answers, an operation to every rank.
 
         Takes no lock that a submit holds, so that a garbage collector's callback may call it.
         """
