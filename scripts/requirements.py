@@ -30,7 +30,7 @@ def numbered_tests() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
-            head = re.match(r"test((?:_[rs]\d+|_item\d+)+)", node.name)
+            head = re.match(r"test((?:_[ers]\d+|_item\d+)+)", node.name)
             for number in head[1].split("_")[1:] if head else ():
                 found[number].append(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
     return dict(sorted(found.items(), key=lambda entry: _order(entry[0])))
