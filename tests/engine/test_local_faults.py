@@ -72,7 +72,7 @@ def check_over(engine):
 
 
 @pytest.mark.parametrize("action", [Action.EXIT, Action.KILL])
-def test_r50_r61_r64_r66_r109_a_worker_that_ends_fails_every_replica(action, fifo, tmp_path):
+def test_r50_r61_r64_r65_r66_r109_a_worker_that_ends_fails_every_replica(action, fifo, tmp_path):
     log = tmp_path / "steps"
     engine = build(FaultyArgs(log=str(log)), local(2))
     pids = {engine.step(FaultyRequest("warm")).pid for _ in range(2)}
