@@ -90,7 +90,9 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def two_replicas() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    with serving("--replicas", "2") as server:
+    """Its workers are there when it says that it is ready, whatever `auto_start` says."""
+    with serving("--replicas", "2", "--set", "deployment.auto_start=false") as server:
+        assert len(worker_pids(server[1].pid)) == 2
         yield server
 
 
@@ -110,6 +112,15 @@ def test_r75_r114_a_server_over_two_replicas_answers_concurrently(two_replicas):
         assert one["execution_time_s"] > 0
         assert one["request_bytes"] == one["max_request_bytes"] > 0
         assert one["response_bytes"] > 0
+
+
+def test_what_a_server_can_take_is_that_of_all_replicas(two_replicas):
+    url, _ = two_replicas
+    info = json.loads(ask(url, "GET", "/server_info")[1])
+    (load,) = json.loads(ask(url, "GET", "/v1/loads")[1])["loads"]
+    assert (info["mode"], info["deployment"]["replica_count"]) == ("local", 2)
+    assert info["max_running_requests"] == load["max_running_requests"] == 2 * 64
+    assert info["max_total_num_tokens"] == load["max_total_num_tokens"] == 2 * 32768
 
 
 def test_r114_top_shows_a_row_a_replica(two_replicas):

@@ -194,8 +194,15 @@ def _run(plan: ServePlan) -> int:
     except OSError as error:
         raise ConfigurationError(f"cannot write the log file {file}: {error.strerror}") from None
     name, deployment = plan.engine.plugin, plan.placement.with_ports()
+
+    def load() -> Engine:
+        engine = Engine(plan.engine, deployment=deployment)
+        # Without auto_start too: a server tells the limits that workers report.
+        engine.setup()
+        return engine
+
     return run_server(
-        lambda: Engine(plan.engine, deployment=deployment),
+        load,
         plan.serving,
         plan.server,
         on_ready=lambda url: print(f"phalanx: serving {name} at {url}", flush=True),

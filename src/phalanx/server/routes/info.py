@@ -80,8 +80,8 @@ class InfoRoutes:
             "pp_size": parallel.outer.pipeline_size,
             # A client cannot choose a replica, as it could a data-parallel rank of SGLang.
             "dp_size": 1,
-            "max_total_num_tokens": limits.pool_tokens,
-            "max_running_requests": limits.max_batch_size,
+            "max_total_num_tokens": self._of_all(limits.pool_tokens),
+            "max_running_requests": self._of_all(limits.max_batch_size),
             "context_length": limits.context_length,
             "internal_states": [engine.statistics()],
             "status": "ready",
@@ -137,8 +137,12 @@ class InfoRoutes:
             "num_used_tokens": loop.pool_used_tokens,
             "max_total_num_tokens": pool,
             "token_usage": loop.pool_used_tokens / pool if pool else 0.0,
-            "max_running_requests": self._engine.limits.max_batch_size,
+            "max_running_requests": self._of_all(self._engine.limits.max_batch_size),
         }
+
+    def _of_all(self, bound: int | None) -> int | None:
+        """A bound of one replica, over all of them."""
+        return None if bound is None else bound * self._engine.deployment.replica_count
 
 
 def _deployment(deployment: DeploymentConfig) -> dict[str, Any]:
