@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx import settings
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, WrongTypeError
 from phalanx.schema.parallel import (
     AttentionParallelConfig,
     DenseParallelConfig,
@@ -119,7 +119,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.parallel, ParallelConfig):
-            raise TypeError(
+            raise WrongTypeError(
                 f"EngineConfig.parallel must be a ParallelConfig, not "
                 f"{type(self.parallel).__name__} {self.parallel!r}"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, WrongTypeError
 
 Sizes = tuple[tuple[str, int], ...]
 """Names of dimensions with their sizes, the fastest-varying first."""
@@ -295,6 +295,6 @@ def _tensor_parallel_size(name: str, value: object) -> None:
 
 def _part(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
-        raise TypeError(
+        raise WrongTypeError(
             f"ParallelConfig.{name} must be a {kind.__name__}, not {type(value).__name__} {value!r}"
         )
