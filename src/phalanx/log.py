@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,10 +32,34 @@ def request_context(rid: str) -> Iterator[None]:
         _rid.reset(token)
 
 
-def configure(level: str = "INFO", *, json: bool = False, file: Path | None = None) -> None:
-    """Send this package's log to stderr, or to `file`, from `level` on.
+@dataclass(frozen=True)
+class LogSetup:
+    """How `configure` was called, for another process to do the same."""
 
-    A later call replaces an earlier one. Loggers of other packages are left alone.
+    level: str
+    json: bool
+    file: Path | None
+
+
+def configured() -> LogSetup | None:
+    """What `configure` has set up in this process; None where it has not been called."""
+    root = logging.getLogger(ROOT)
+    for handler in root.handlers:
+        formatter = handler.formatter
+        if isinstance(formatter, LineFormatter | JsonFormatter):
+            file = Path(handler.baseFilename) if isinstance(handler, logging.FileHandler) else None
+            level = logging.getLevelName(root.level)
+            return LogSetup(level, isinstance(formatter, JsonFormatter), file)
+    return None
+
+
+def configure(
+    level: str = "INFO", *, json: bool = False, file: Path | None = None, worker: str = ""
+) -> None:
+    """Send this package's log to stderr, or to the end of `file`, from `level` on.
+
+    `worker` names this process in each line, where several write to the same place. A later call
+    replaces an earlier one. Loggers of other packages are left alone.
     """
     handler: logging.Handler
     if file is None:
@@ -43,7 +68,7 @@ def configure(level: str = "INFO", *, json: bool = False, file: Path | None = No
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(file, encoding="utf-8")
     handler.addFilter(_add_rid)
-    handler.setFormatter(JsonFormatter() if json else LineFormatter())
+    handler.setFormatter(JsonFormatter(worker) if json else LineFormatter(worker))
     root = logging.getLogger(ROOT)
     for earlier in list(root.handlers):
         root.removeHandler(earlier)
@@ -65,19 +90,28 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """`time level logger [rid] message`, then a traceback where there is one."""
+    """`time level logger <worker> [rid] message`, then a traceback where there is one."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = f" <{worker}>" if worker else ""
 
     def format(self, record: logging.LogRecord) -> str:
         rid = record.__dict__.get("rid", "")
         request = f" [{rid}]" if rid else ""
-        line = f"{_time(record)} {record.levelname:<7} {record.name}{request} {record.getMessage()}"
+        origin = f"{record.name}{self._worker}{request}"
+        line = f"{_time(record)} {record.levelname:<7} {origin} {record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, and rid and exception where given."""
+    """One object a line: time, level, logger, message; worker, rid and exception where given."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -86,6 +120,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker:
+            fields["worker"] = self._worker
         rid = record.__dict__.get("rid", "")
         if rid:
             fields["rid"] = rid

@@ -5,7 +5,10 @@ import logging
 
 import pytest
 
-from phalanx import log
+from phalanx import DeploymentConfig, Engine, EngineArgs, log
+from phalanx.testing import CountingArgs
+
+from .conftest import cpu_config
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +63,21 @@ def test_a_later_call_replaces_an_earlier_one(capsys, tmp_path):
     assert (tmp_path / "a.log").read_text() == ""
     assert capsys.readouterr().err.endswith("phalanx kept\n")
     assert len(logger.handlers) == 1
+
+
+def test_a_worker_logs_where_its_parent_does(tmp_path):
+    file = tmp_path / "all.log"
+    log.configure("INFO", file=file)
+    try:
+        engine = Engine(
+            EngineArgs("counting", CountingArgs(), cpu_config()),
+            deployment=DeploymentConfig.local(replica_count=2),
+        )
+        engine.close()
+    finally:
+        log.configure("WARNING")
+    ready = [line for line in file.read_text().splitlines() if "Engine ready" in line]
+    assert sorted(line.split("<")[1].split(">")[0] for line in ready) == [
+        "replica 0 rank 0",
+        "replica 1 rank 0",
+    ]

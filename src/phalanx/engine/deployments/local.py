@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
+from phalanx import log
 from phalanx.clock import Clock
 from phalanx.engine.deployment_plan import DeploymentPlan
 from phalanx.engine.executors.base import ReplicaExecutor
@@ -117,6 +118,7 @@ class LocalDeployment:
                 ),
             ),
             placement=placement,
+            log=log.configured(),
         )
 
 

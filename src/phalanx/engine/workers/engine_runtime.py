@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from phalanx import log
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine import registry
 from phalanx.engine.core import EngineCore
@@ -31,6 +32,7 @@ from phalanx.engine.workers.messages import (
 from phalanx.engine.workers.runtime import WorkerChannel, WorkerRuntime
 from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.errors import InvalidRequestError, PhalanxError
+from phalanx.log import LogSetup
 from phalanx.plugin import BatchingEntry, Entry, PluginRef
 from phalanx.schema.events import Event, Final, Scheduled
 from phalanx.schema.limits import Limits
@@ -39,17 +41,29 @@ from phalanx.schema.placement import WorkerPlacement
 
 @dataclass(frozen=True)
 class EngineWorkerConfig:
-    """What a worker builds its rank from; `config` names the device it was placed on."""
+    """What a worker builds its rank from; `config` names the device it was placed on.
+
+    `log` is what the parent's log goes to, and the worker's too.
+    """
 
     plugin: PluginRef
     plugin_args: EntryArgs
     config: EngineConfig
     place: RankPlace
     placement: WorkerPlacement
+    log: LogSetup | None
 
 
 def engine_worker_factory(config: EngineWorkerConfig) -> WorkerRuntime:
     """Join the other ranks of the replica and load the plugin."""
+    if config.log is not None:
+        placement = config.placement
+        log.configure(
+            config.log.level,
+            json=config.log.json,
+            file=config.log.file,
+            worker=f"replica {placement.replica_id} rank {placement.replica_rank}",
+        )
     plugin = _import(config.plugin)
     rank = Rank(config.config, config.place)
     if issubclass(plugin, BatchingEntry):
