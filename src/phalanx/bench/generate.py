@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.bench.systems import OURS, PEERS, BenchmarkedSystem, find_python
+from phalanx.bench.flags import chosen, interpreters, numbers
+from phalanx.bench.systems import OURS, PEERS, find_python
 from phalanx.bench.workload import Workload
 from phalanx.checkpoints import checkpoint_dir
 from phalanx.errors import ConfigurationError
@@ -40,9 +40,9 @@ def generate(  # noqa: PLR0913 - one parameter a flag
     systems = [*chosen(ours, OURS, "--ours"), *chosen(against, PEERS, "--against")]
     if not systems:
         raise ConfigurationError("nothing to measure: --ours and --against are both empty")
-    given = interpreters(peer_python or [])
+    given = interpreters(peer_python or [], PEERS)
     pythons = {system.name: find_python(system, given) for system in systems}
-    workload = Workload(prompts, prompt_tokens, new_tokens, numbers(concurrency))
+    workload = Workload(prompts, prompt_tokens, new_tokens, numbers(concurrency, "--concurrency"))
 
     # What follows loads torch, which a command line that only prints its help does not.
     from phalanx.bench.generation import Setting, measure
@@ -56,38 +56,3 @@ def generate(  # noqa: PLR0913 - one parameter a flag
         max(workload.concurrency),
     )
     measure([(one, pythons[one.name]) for one in systems], setting, workload, repeats, output)
-
-
-def chosen(
-    names: str, known: Mapping[str, BenchmarkedSystem], flag: str
-) -> list[BenchmarkedSystem]:
-    """The systems of a list by comma; an unknown name is refused with the known ones."""
-    found = []
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in known:
-            raise ConfigurationError(f"{flag}: {name!r} is not known; allowed: {', '.join(known)}")
-        found.append(known[name])
-    return found
-
-
-def interpreters(pairs: Sequence[str]) -> dict[str, Path]:
-    """`NAME=PATH` pairs as a mapping; a name must be a peer's."""
-    result = {}
-    for pair in pairs:
-        name, separator, path = pair.partition("=")
-        if not separator or name not in PEERS:
-            raise ConfigurationError(
-                f"--peer-python {pair!r} must be NAME=PATH with a name of {', '.join(PEERS)}"
-            )
-        result[name] = Path(path)
-    return result
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Positive numbers by comma, sorted."""
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise ConfigurationError(
-            f"--concurrency {text!r} must be numbers by comma, for example 1,8,32"
-        ) from None

@@ -5,28 +5,12 @@ from __future__ import annotations
 import pydoc_data.topics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from phalanx.bench.results import Measure, percentile
+from phalanx.bench.turns import Asks, Phase
 from phalanx.bench.workload import PREFILL_TOKENS, SCORED_PROMPTS, SCORED_TOKENS, Workload
 from phalanx.errors import ConfigurationError
 from phalanx.processing.text import TextTokenizer
-
-
-class Asks(Protocol):
-    """A worker, as a phase sees it."""
-
-    def ask(self, kind: str, **message: object) -> dict[str, object]: ...
-    def cpu_s(self) -> float: ...
-
-
-class Phase(Protocol):
-    """One kind of work; `run` returns values by the keys of `measures`."""
-
-    @property
-    def measures(self) -> tuple[Measure, ...]: ...
-    def warm_up(self, worker: Asks) -> None: ...
-    def run(self, worker: Asks) -> Mapping[str, float]: ...
 
 
 class Text:

@@ -1,20 +1,12 @@
-"""What every benchmarked system's process speaks: one JSON object a line, in turn.
-
-This folder's files are run by path in the environment of the system that they measure, which need
-not have Phalanx installed: they import the standard library, each other, and that system. A worker
-answers `start` with `ready`, `generate` with a `Generation`, `score` with a `Scoring`; whatever
-the system prints goes to standard error, so that standard output holds answers only.
-"""
+"""What every benchmarked language model's process is asked, and what it answers."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
+
+from command_loop import Message, answer_commands  # type: ignore[import-not-found]
 
 
 @dataclass(frozen=True)
@@ -104,29 +96,14 @@ class Recorder:
 
 def serve(load: Loader) -> None:
     """Answer commands from standard input until it ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
 
-    def answer(kind: str, payload: dict[str, object]) -> None:
-        answers.write(json.dumps({"kind": kind, **payload}) + "\n")
-        answers.flush()
+    def start(message: Message) -> System:
+        return load(Start(**message))
 
-    system: System | None = None
-    for line in sys.stdin:
-        message = json.loads(line)
-        kind = message.pop("kind")
-        try:
-            if kind == "start":
-                system = load(Start(**message))
-                answer("ready", {"description": system.describe()})
-            elif system is None:
-                raise RuntimeError(f"{kind!r} came before 'start'")
-            elif kind == "generate":
-                answer("generation", asdict(system.generate(**message)))
-            else:
-                answer("scoring", asdict(system.score(**message)))
-        except Exception as error:  # noqa: BLE001 - the boundary to a foreign system
-            traceback.print_exc()
-            answer("failed", {"error": f"{type(error).__name__}: {error}"})
-    if system is not None:
-        system.close()
+    def generate(system: System, message: Message) -> Message:
+        return asdict(system.generate(**message))
+
+    def score(system: System, message: Message) -> Message:
+        return asdict(system.score(**message))
+
+    answer_commands(start, {"generate": generate, "score": score})
