@@ -34,6 +34,8 @@ _HOME = {
     "RuntimeConfig": "phalanx.engine_config",
     "SamplingParams": "phalanx.schema.sampling",
     "get_engine_config": "phalanx.engine_config",
+    "init_engine_config": "phalanx.engine_config",
+    "set_engine_config": "phalanx.engine_config",
 }
 
 __all__ = ["__version__", *_HOME]

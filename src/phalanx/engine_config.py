@@ -8,6 +8,7 @@ see each other's.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,8 +43,10 @@ __all__ = [
     "ResolvedParallelConfig",
     "RuntimeConfig",
     "get_engine_config",
+    "init_engine_config",
     "resolve_params_dtype",
     "resolve_params_dtype_name",
+    "set_engine_config",
     "use_engine_config",
 ]
 
@@ -201,21 +204,53 @@ def resolve_params_dtype(value: object) -> torch.dtype:
     return dtype
 
 
+class _ProcessConfig:
+    """The configuration that scripts set for their whole process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: EngineConfig | None = None
+
+
 _current: ContextVar[EngineConfig] = ContextVar("phalanx_engine_config")
+_process = _ProcessConfig()
 
 
 def get_engine_config() -> EngineConfig:
-    """The configuration of the engine that is calling its plugin.
+    """The configuration of the engine that is calling its plugin, else the process's own.
 
-    A thread that a plugin starts by itself is outside of that call and sees none.
+    A thread that a plugin starts by itself is outside of that call. Raises `ConfigurationError`
+    where neither exists.
     """
-    config = _current.get(None)
+    config = _current.get(None) or _process.value
     if config is None:
         raise ConfigurationError(
             "no engine configuration is current here; call this from a plugin's methods, "
-            "or inside `use_engine_config(config)`"
+            "inside `use_engine_config(config)`, or after `set_engine_config(config)`"
         )
     return config
+
+
+def set_engine_config(config: EngineConfig | None) -> None:
+    """Set what `get_engine_config` returns outside of engines' calls, in all threads; None unsets."""
+    if config is not None and not isinstance(config, EngineConfig):
+        raise WrongTypeError(
+            f"config is {type(config).__name__}; it must be phalanx.EngineConfig or None"
+        )
+    with _process.lock:
+        _process.value = config
+
+
+def init_engine_config(config: EngineConfig | None = None) -> EngineConfig:
+    """Set the process's configuration unless it is set, and return it.
+
+    Without `config` the environment decides (`EngineConfig.from_env()`).
+    """
+    chosen = config if config is not None else EngineConfig.from_env()
+    with _process.lock:
+        if _process.value is None:
+            _process.value = chosen
+        return _process.value
 
 
 @contextmanager

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from phalanx import Engine, EngineArgs, Entry, EntryArgs, get_engine_config
+from phalanx import (
+    DeviceConfig,
+    Engine,
+    EngineArgs,
+    EngineConfig,
+    Entry,
+    EntryArgs,
+    RuntimeConfig,
+    get_engine_config,
+    init_engine_config,
+    set_engine_config,
+)
+from phalanx.engine_config import use_engine_config
 from phalanx.errors import ConfigurationError
 from phalanx.testing import Counting, CountRequest
 
@@ -154,3 +167,23 @@ def test_r8_inline_starts_no_process_and_opens_no_port_and_may_be_forgotten():
         "future = engine.submit(CountRequest(count=1000))\n"
     )
     assert run_python(program).splitlines() == ["[] []", "closed"]
+
+
+def test_a_process_may_set_a_configuration_of_its_own():
+    config = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig(seed=5))
+    try:
+        set_engine_config(config)
+        assert get_engine_config() is init_engine_config() is config
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(get_engine_config()))
+        thread.start()
+        thread.join()
+        assert seen == [config]
+        with use_engine_config(config.replace(runtime=RuntimeConfig(seed=6))):
+            assert get_engine_config().runtime.seed == 6
+        set_engine_config(None)
+        assert init_engine_config(config) is config
+        with pytest.raises(TypeError, match="EngineConfig or None"):
+            set_engine_config(5)
+    finally:
+        set_engine_config(None)
