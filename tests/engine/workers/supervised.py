@@ -55,13 +55,14 @@ def supervise(misdeeds=(), *, listener=None, report=(), clock=None, **config):
     """A supervisor of stand-ins that is not started; `shape` is given to `plan`."""
     shape = config.pop("shape", {})
     ring_bytes = config.pop("ring_bytes", None)
+    target = config.pop("target", "cpu")
     factory = config.pop("factory", stand_in_factory(*misdeeds, report=report))
     return WorkerSupervisor(
         plan(**shape),
         factory,
         WorkerSupervisorConfig(**config),
         Recorder() if listener is None else listener,
-        target="cpu",
+        target=target,
         ring_bytes=ring_bytes,
         clock=clock,
     )
@@ -114,14 +115,14 @@ class Pipe:
 
 
 class Gate:
-    """A named pipe that WAIT reads; passes whoever has come to it, and nobody before."""
+    """A named pipe that WAIT reads; one worker can wait at it."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         os.mkfifo(path)
 
     def open(self) -> None:
-        """Let pass who waits; waits for one to come."""
+        """Let the worker pass; waits for it to come."""
         os.close(os.open(self.path, os.O_WRONLY))
 
 
@@ -141,6 +142,18 @@ def in_background(call) -> Future:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def await_death(pid: int) -> None:
+    """Wait until a process that need not be a child of this one has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    os.close(descriptor)
 
 
 def is_alive(pid: int) -> bool:

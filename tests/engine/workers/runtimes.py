@@ -1,0 +1,87 @@
+"""Runtimes with one peculiarity each, found by workers under this module's name."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from phalanx.engine.workers.runtime import WorkerFactorySpec
+from phalanx.schema.limits import Limits
+
+
+def factory(name, config=None):
+    """What a supervisor takes, to run `name` of this module in every worker."""
+    return lambda placement: WorkerFactorySpec(f"{__name__}:{name}", config)
+
+
+class Idle:
+    """Serves nothing. `config` are facts for its metadata."""
+
+    limits = Limits()
+
+    def __init__(self, config):
+        self._config = config
+
+    def metadata(self):
+        return self._config or {}
+
+    def serve(self, channel):
+        while channel.receive() is not None:
+            return
+
+    def close(self):
+        pass
+
+
+class Printing(Idle):
+    """Prints in each phase."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        print("out while loading")
+        print("err while loading", file=sys.stderr)
+
+    def close(self):
+        print("out while stopping")
+
+
+def observing(config):
+    """Tells what the process is like."""
+    return Idle(
+        {
+            "has_torch": int("torch" in sys.modules),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "main": sys.modules["__main__"].__name__,
+            "argv": " ".join(sys.argv),
+            "cwd": os.getcwd(),
+        }
+    )
+
+
+def long_error(config):
+    raise ValueError("x" * 1_000_000 + "\udc80 the end")
+
+
+def leaving(config):
+    sys.exit("plugins may try this")
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def unprintable(config):
+    raise Unprintable
+
+
+def config_size(config):
+    return Idle({"size": len(config)})
+
+
+def threaded(config):
+    """Leaves a thread behind that does not end with its runtime, nor with the interpreter."""
+    import threading
+
+    threading.Thread(target=threading.Event().wait).start()
+    return Idle(config)
