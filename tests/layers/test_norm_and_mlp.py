@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from phalanx.device.operators import create_operators
+from phalanx.layers.linear import Linear
 from phalanx.layers.mlp import GatedMLP
 from phalanx.layers.norm import RMSNorm
 
@@ -25,10 +26,11 @@ def test_norm_and_its_sum():
 
 
 def test_gate_comes_first():
-    mlp = GatedMLP(8, 12, OPERATORS)
-    nn.init.normal_(mlp.gate_up.weight)
-    nn.init.normal_(mlp.down.weight)
+    gate_up, down = Linear(8, 24), Linear(12, 8)
+    mlp = GatedMLP(gate_up, down, OPERATORS)
+    nn.init.normal_(gate_up.weight)
+    nn.init.normal_(down.weight)
     x = torch.randn(4, 8)
-    gate, up = (x @ mlp.gate_up.weight.t()).split(12, dim=1)
-    expected = (nn.functional.silu(gate) * up) @ mlp.down.weight.t()
+    gate, up = (x @ gate_up.weight.t()).split(12, dim=1)
+    expected = (nn.functional.silu(gate) * up) @ down.weight.t()
     torch.testing.assert_close(mlp(x), expected)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from phalanx.device.operators.base import Operators
-from phalanx.layers.linear import Linear
+from phalanx.parallel.local import LocalLinear
 
 
 class GatedMLP(nn.Module):
-    """`down(silu(gate(x)) * up(x))`; `gate_up` is [2 inner, width], gate first."""
+    """`down(silu(gate(x)) * up(x))`, where `gate_up` gives [T, 2 inner], gate first.
 
-    def __init__(
-        self,
-        width: int,
-        inner: int,
-        operators: Operators,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+    Both are linear layers, whole or cut over the same ranks.
+    """
+
+    gate_up: LocalLinear
+    down: LocalLinear
+
+    def __init__(self, gate_up: LocalLinear, down: LocalLinear, operators: Operators) -> None:
         super().__init__()
-        self.gate_up = Linear(width, 2 * inner, dtype=dtype, device=device)
-        self.down = Linear(inner, width, dtype=dtype, device=device)
+        self.gate_up = gate_up
+        self.down = down
         self._operators = operators
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,14 @@
-"""The decoder: embeddings, layers of attention and gated feed-forward, norm and head."""
+"""The decoder: embeddings, layers of attention and gated feed-forward, norm and head.
+
+Over several ranks each holds some of the heads, of the feed-forward's inner width and of the
+vocabulary. Hidden states and logits are whole on every rank.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +20,15 @@ from phalanx.layers.mlp import GatedMLP
 from phalanx.layers.norm import RMSNorm
 from phalanx.layers.rotary import RotaryEmbedding
 from phalanx.models.causal_lm.config import DecoderConfig
+from phalanx.models.causal_lm.ranks import Ranks
+from phalanx.parallel.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from phalanx.parallel.local import LinearFactory, LocalEmbedding, LocalLinear
+from phalanx.parallel.sharding import WeightShard
+from phalanx.parallel.vocabulary import VocabParallelEmbedding, VocabParallelHead
 from phalanx.step.resources.attention import PagedAttention
 
 Hidden = tuple[Tensor, Tensor]
@@ -34,37 +51,99 @@ class TokenEmbedding(nn.Module):
         return functional.embedding(token_ids, self.weight)
 
 
-class DecoderLayer(nn.Module):
-    """One pre-norm layer. Queries, keys and values are one projection."""
+class _CutLayer(Protocol):
+    """A layer of `parallel`: this rank's part of the whole weight, and the module that holds it."""
 
-    def __init__(self, config: DecoderConfig, operators: Operators, dtype: torch.dtype) -> None:
+    @property
+    def shard(self) -> WeightShard: ...
+
+    @property
+    def local(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The module that holds this rank's part of a weight, and which part of the whole it is."""
+
+    local: nn.Module
+    shard: WeightShard
+
+    @classmethod
+    def of(cls, layer: _CutLayer) -> Cut:
+        assert isinstance(layer.local, nn.Module)
+        return cls(layer.local, layer.shard)
+
+
+def _called(layer: RowParallelLinear | VocabParallelHead) -> LocalLinear:
+    """What to call for a layer: itself, or by one rank alone directly what holds the weight."""
+    return layer.local if layer.group.size == 1 else layer
+
+
+def _linear(dtype: torch.dtype) -> LinearFactory:
+    def make(in_features: int, out_features: int, *, bias: bool) -> Linear:
+        return Linear(in_features, out_features, bias=bias, dtype=dtype, device="meta")
+
+    return make
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm layer. Queries, keys and values are one projection, gate and up another.
+
+    `cuts` tells by name which part of each projection this rank holds.
+    """
+
+    qkv: LocalLinear
+    output: LocalLinear
+
+    def __init__(
+        self, config: DecoderConfig, operators: Operators, dtype: torch.dtype, ranks: Ranks
+    ) -> None:
         super().__init__()
-        width, device = config.width, "meta"
-        self.input_norm = RMSNorm(width, config.norm_eps, operators, dtype=dtype, device=device)
-        self.qkv = Linear(
+        width, inner, local = config.width, config.inner_width, _linear(dtype)
+        qkv = QKVParallelLinear(
             width,
-            config.q_rows + 2 * config.kv_rows,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            group=ranks.attention,
             bias=config.qkv_bias,
-            dtype=dtype,
-            device=device,
+            local=local,
         )
-        self.output = Linear(
-            config.q_rows, width, bias=config.output_bias, dtype=dtype, device=device
+        output = RowParallelLinear(
+            config.q_rows,
+            width,
+            group=ranks.attention,
+            columns=qkv.query_columns,
+            bias=config.output_bias,
+            local=local,
         )
-        self.post_norm = RMSNorm(width, config.norm_eps, operators, dtype=dtype, device=device)
-        self.mlp = GatedMLP(width, config.inner_width, operators, dtype=dtype, device=device)
+        gate_up = MergedColumnParallelLinear(width, (inner, inner), group=ranks.dense, local=local)
+        down = RowParallelLinear(inner, width, group=ranks.dense, local=local)
+        self.input_norm = RMSNorm(width, config.norm_eps, operators, dtype=dtype, device="meta")
+        # The projections that widen do not communicate: their whole work is their local layer's.
+        self.qkv = qkv.local
+        self.output = _called(output)
+        self.post_norm = RMSNorm(width, config.norm_eps, operators, dtype=dtype, device="meta")
+        self.mlp = GatedMLP(gate_up.local, _called(down), operators)
         self.q_norm: nn.Parameter | None = None
         self.k_norm: nn.Parameter | None = None
         if config.qk_norm:
-            self.q_norm = nn.Parameter(torch.empty(config.head_dim, dtype=dtype, device=device))
-            self.k_norm = nn.Parameter(torch.empty(config.head_dim, dtype=dtype, device=device))
+            self.q_norm = nn.Parameter(torch.empty(config.head_dim, dtype=dtype, device="meta"))
+            self.k_norm = nn.Parameter(torch.empty(config.head_dim, dtype=dtype, device="meta"))
+        self.head_shard = qkv.heads
+        self.cuts = {
+            "qkv": Cut.of(qkv),
+            "output": Cut.of(output),
+            "gate_up": Cut.of(gate_up),
+            "down": Cut.of(down),
+        }
         self._config = config
 
     def heads(self) -> HeadLayout:
         """How the fused projection splits; built anew, since weights may have been exchanged."""
         return HeadLayout(
-            self._config.num_heads,
-            self._config.num_kv_heads,
+            self.head_shard.num_heads,
+            self.head_shard.num_kv_heads,
             self._config.head_dim,
             self.q_norm,
             self.k_norm,
@@ -84,24 +163,62 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Token ids to hidden states, and hidden states to logits."""
 
+    embedding: LocalEmbedding
+    head: LocalLinear
+
     def __init__(
-        self, config: DecoderConfig, operators: Operators, dtype: torch.dtype, max_positions: int
+        self,
+        config: DecoderConfig,
+        operators: Operators,
+        dtype: torch.dtype,
+        max_positions: int,
+        ranks: Ranks,
     ) -> None:
         """Parameters are made on the meta device; the loader gives them storage."""
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config.vocab_size, config.width, dtype)
+        self.ranks = ranks
+
+        def table(num_embeddings: int, width: int) -> TokenEmbedding:
+            return TokenEmbedding(num_embeddings, width, dtype)
+
+        embedding = VocabParallelEmbedding(
+            config.vocab_size, config.width, group=ranks.dense, local=table
+        )
+        head = VocabParallelHead(
+            config.width, config.vocab_size, group=ranks.dense, local=_linear(dtype)
+        )
+        self.embedding = embedding.local if ranks.size == 1 else embedding
         self.layers = nn.ModuleList(
-            DecoderLayer(config, operators, dtype) for _ in range(config.num_layers)
+            DecoderLayer(config, operators, dtype, ranks) for _ in range(config.num_layers)
         )
         self.norm = RMSNorm(config.width, config.norm_eps, operators, dtype=dtype, device="meta")
-        self.head = Linear(config.width, config.vocab_size, dtype=dtype, device="meta")
+        self.head = _called(head)
+        self.cuts = {"embedding": Cut.of(embedding), "head": Cut.of(head)}
         self.rotary = RotaryEmbedding(config.head_dim, max_positions, config.rope)
+
+    def blocks(self) -> Iterator[DecoderLayer]:
+        """The layers, in order."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads of this rank."""
+        return next(self.blocks()).head_shard.num_kv_heads
+
+    def tie_head(self) -> None:
+        """Let the head use the embedding's weight."""
+        embedding, head = self.cuts["embedding"].local, self.cuts["head"].local
+        assert isinstance(embedding, TokenEmbedding)
+        assert isinstance(head, Linear)
+        head.tie(embedding.weight)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Hidden:
         """`token_ids` and `positions` are int64 [T]."""
         rotary = self.rotary(positions)
-        x = self.embedding(token_ids)
+        x = self.embedding.forward(token_ids)
         hidden: Hidden = (torch.zeros_like(x), x)
         for layer in self.layers:
             hidden = layer(hidden, rotary, attention)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.loading import load_service
 from phalanx.models.causal_lm.service import CausalLMService
@@ -13,16 +14,18 @@ from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Event
 from phalanx.schema.generate import GenerateOutput, GenerateRequest
 from phalanx.schema.limits import Limits
+from phalanx.schema.parallel import ParallelConfig
 from phalanx.schema.statistics import LoopStatistics
 
 
 class CausalLM(BatchingEntry):
-    """Llama, Qwen2 and Qwen3 from a Hugging Face directory."""
+    """Llama, Qwen2 and Qwen3 from a Hugging Face directory, on one rank or tensor parallel."""
 
     name = "causal_lm"
     args_cls = CausalLMArgs
     request_cls = GenerateRequest
     output_cls = GenerateOutput
+    parallel_domains = frozenset({"dense", "attention"})
 
     _service: CausalLMService
 
@@ -30,6 +33,20 @@ class CausalLM(BatchingEntry):
     def validate(request: GenerateRequest, limits: Limits) -> None:
         """Refuse token ids outside the vocabulary, requests that can never fit, bad expressions."""
         check_request(request, limits)
+
+    @classmethod
+    def validate_parallel(
+        cls, parallel: ParallelConfig, replica_world_size: int | None = None
+    ) -> None:
+        """Accepts tensor parallelism over all ranks of a replica, and nothing else."""
+        super().validate_parallel(parallel, replica_world_size)
+        for name in ("dense", "attention"):
+            domain = parallel.domain(name)
+            if not domain.is_tp_only:
+                raise ConfigurationError(
+                    f"plugin {cls.name!r} splits a model by tensor parallelism only, the same in "
+                    f"all layers, but {name} is {domain}; set dense.tp_size and leave out the rest"
+                )
 
     @classmethod
     def serving(cls, args: CausalLMArgs) -> ServingAdapter:

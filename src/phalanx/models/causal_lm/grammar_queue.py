@@ -1,11 +1,13 @@
 """Requests that wait for their grammar, which a thread of its own compiles: the loop goes on.
 
-A grammar that was compiled before waits for nobody.
+A grammar that was compiled before waits for nobody. Over several ranks a request goes on when all
+have compiled its grammar, in the same step on each: no rank's own speed decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -27,18 +29,36 @@ class Prompt:
     ids: tuple[int, ...]
 
 
+class _Progress(enum.IntEnum):
+    """How far a compilation is; of several ranks the least counts."""
+
+    PENDING = 0
+    FAILED = 1
+    READY = 2
+
+
 @dataclass(frozen=True)
 class _Waiting:
     prompt: Prompt
     source: GrammarSource
     future: Future[TokenGrammar]
 
+    @property
+    def progress(self) -> _Progress:
+        if not self.future.done():
+            return _Progress.PENDING
+        return _Progress.READY if self.future.exception() is None else _Progress.FAILED
+
 
 class GrammarQueue:
     """Called by the loop's thread."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler, least: Callable[[Sequence[int]], list[int]] = list
+    ) -> None:
+        """`least` gives the smallest of every rank's numbers, place by place."""
         self._compiler = compiler
+        self._least = least
         self._waiting: dict[str, _Waiting] = {}
         self._compiling: dict[GrammarSource, Future[TokenGrammar]] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="phalanx-grammar")
@@ -62,10 +82,12 @@ class GrammarQueue:
         """Requests whose grammar is there, or why it is not; `patient` where nothing else waits."""
         if patient and self._waiting:
             wait(self._compiling.values(), _PATIENCE_S, FIRST_COMPLETED)
-        for waiting in list(self._waiting.values()):
-            if waiting.future.done():
+        everyone = list(self._waiting.values())
+        agreed = self._least([waiting.progress for waiting in everyone])
+        for waiting, progress in zip(everyone, agreed, strict=True):
+            if progress != _Progress.PENDING:
                 del self._waiting[waiting.prompt.rid]
-                yield waiting.prompt, self._outcome(waiting)
+                yield waiting.prompt, self._outcome(waiting, progress)
         self._drop_unwanted()
 
     def remove(self, rid: str) -> Prompt | None:
@@ -92,12 +114,16 @@ class GrammarQueue:
         for source in self._compiling.keys() - wanted:
             self._compiling.pop(source).cancel()
 
-    def _outcome(self, waiting: _Waiting) -> TokenGrammar | Exception:
+    def _outcome(self, waiting: _Waiting, progress: int) -> TokenGrammar | Exception:
         error = waiting.future.exception()
-        if error is None:
+        if progress == _Progress.READY:
             grammar = waiting.future.result()
             self._compiler.keep(waiting.source, grammar)
             return grammar
+        if error is None:
+            return RequestFailedError(
+                f"{waiting.source.field} could not be compiled on another rank"
+            )
         if isinstance(error, InvalidRequestError):
             return error
         failure = RequestFailedError(f"{waiting.source.field} could not be compiled: {error}")

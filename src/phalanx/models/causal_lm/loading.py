@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import zlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from phalanx.device import create_backend
@@ -20,6 +21,7 @@ from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
+from phalanx.models.causal_lm.ranks import Fact, Ranks
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
 from phalanx.models.causal_lm.service import CausalLMService
 from phalanx.models.causal_lm.token_grammar import GrammarCompiler
@@ -37,10 +39,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Weights in memory, and what was made for them."""
+    """This rank's part of the weights in memory, and what was made for them."""
 
     config: DecoderConfig
     decoder: Decoder
+    ranks: Ranks
     backend: DeviceBackend
     operators: Operators
     tokenizer: TextTokenizer | None
@@ -52,14 +55,17 @@ def load_service(args: CausalLMArgs) -> CausalLMService:
 
 
 def load_model(args: CausalLMArgs) -> LoadedModel:
-    """Read the checkpoint into the fastest form that this device has."""
+    """Read the checkpoint, or this rank's part of it, into the fastest form that this device has."""
     directory = Path(args.checkpoint_dir)
     config = DecoderConfig.from_directory(directory)
     device_config = get_engine_config().device
     backend = create_backend(device_config.target)
+    ranks = Ranks.current(backend.device)
+    if ranks.size > 1:
+        ranks.check_same(_facts(args, directory))
     dtype = device_config.torch_dtype
     operators = create_operators(args.native_operators, backend.device.type, dtype)
-    decoder = Decoder(config, operators, dtype, _context_length(args, config))
+    decoder = Decoder(config, operators, dtype, _context_length(args, config), ranks)
     load_weights(decoder, directory, backend.device)
     decoder.to(backend.device)
     packed_bytes = decoder.pack(operators, args.quantization)
@@ -67,40 +73,57 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     if (directory / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_directory(directory)
     logger.info(
-        "loaded %s in %s: %d layers, packed weights %.0f MiB, operators %s",
+        "loaded %s in %s, rank %d of %d: %d layers, packed weights %.0f MiB, operators %s",
         config.architecture,
         str(dtype).removeprefix("torch."),
+        ranks.rank,
+        ranks.size,
         config.num_layers,
         packed_bytes / 2**20,
         operators.name,
     )
-    return LoadedModel(config, decoder, backend, operators, tokenizer)
+    return LoadedModel(config, decoder, ranks, backend, operators, tokenizer)
 
 
-def build_service(model: LoadedModel, args: CausalLMArgs) -> CausalLMService:
-    """A service of `model` with the cache and the step bounds of `args`."""
+def build_service(
+    model: LoadedModel, args: CausalLMArgs, node: DecoderNode | None = None
+) -> CausalLMService:
+    """A service of `model` with the cache and the step bounds of `args`; `node` if not our own."""
     config = model.config
     context_length = _context_length(args, config)
     num_pages = -(-args.pool_tokens // args.page_size)
     engine = StepEngine(model.backend)
-    engine.load_model(
-        {NODE: DecoderNode(model.decoder, model.backend, args.max_batch_size)},
-        _specs(args, model, num_pages, context_length),
-    )
+    if node is None:
+        node = DecoderNode(model.decoder, model.backend, args.max_batch_size)
+    engine.load_model({NODE: node}, _specs(args, model, num_pages, context_length))
     limits = Limits(
         context_length=context_length,
         pool_tokens=num_pages * args.page_size,
         vocab_size=config.vocab_size,
         max_batch_size=args.max_batch_size,
     )
+    compiler = GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)
     return CausalLMService(
         engine,
         StepLoop(engine, Budget(args.max_step_tokens, args.max_batch_size)),
+        node,
         limits,
         SequenceLimits(config.eos_ids, context_length),
         model.tokenizer,
-        GrammarQueue(GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)),
+        GrammarQueue(compiler, model.ranks.least),
     )
+
+
+def _facts(args: CausalLMArgs, directory: Path) -> dict[str, Fact]:
+    """What must be equal on all ranks of a replica: whatever decides what a step holds."""
+    files = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    facts: dict[str, Fact] = {
+        f"the checksum of {name}": zlib.crc32(path.read_bytes()) if path.is_file() else None
+        for name, path in ((name, directory / name) for name in files)
+    }
+    own = ("checkpoint_dir", "native_operators")
+    facts |= {name: value for name, value in asdict(args).items() if name not in own}
+    return {"params_dtype": get_engine_config().device.params_dtype, **facts}
 
 
 def _context_length(args: CausalLMArgs, config: DecoderConfig) -> int:
@@ -120,7 +143,7 @@ def _specs(
     config = model.config
     cache = KVConfig(
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=model.decoder.num_kv_heads,
         head_dim=config.head_dim,
         num_pages=num_pages,
         page_size=args.page_size,

@@ -1,19 +1,25 @@
-"""The one node of a language model: rows of one token (decode) and of many (prefill) in a step."""
+"""The one node of a language model: rows of one token (decode) and of many (prefill) in a step.
+
+Over several ranks each computes its part of every step. Tokens come out equal on all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
+from phalanx.errors import InvalidRequestError, RequestFailedError
 from phalanx.models.causal_lm.decoder import Decoder, Hidden
 from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Scores, joined, score
 from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
+from phalanx.step.attempt import attempt
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.outputs import Column, HostRow, NodeOutputs
 from phalanx.step.resources.attention import AttentionStep, PagedAttention
@@ -22,6 +28,8 @@ from phalanx.step.resources.kv_cache import KVStep
 from phalanx.step.resources.positions import PositionStep
 from phalanx.step.resources.sampler import Sampler, SamplerStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,10 @@ class DecoderNode(NodeSubmodule):
     def __init__(self, decoder: Decoder, backend: DeviceBackend, max_batch: int) -> None:
         super().__init__()
         self.decoder = decoder
+        self.failure: Exception | None = None
+        """Why this rank cannot go on with the others."""
+        self._ranks = decoder.ranks
+        self._alone = decoder.ranks.size == 1
         self._backend = backend
         self._max_batch = max_batch
         self._attention: PagedAttention
@@ -90,6 +102,36 @@ class DecoderNode(NodeSubmodule):
         )
 
     def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
+        if self._alone:
+            return self._prepared(engine, inputs)
+        return self._together(partial(self._prepared, engine, inputs))
+
+    def forward(self, prepared: _Prepared) -> NodeOutputs:
+        if self._alone:
+            return self._computed(prepared)
+        return self._together(partial(self._computed, prepared))
+
+    def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
+        sequence: TokenSequence = row.info.state
+        return frozenset({"generate"}) if sequence.accept(outputs) else frozenset()
+
+    def _together(self, call: Callable[[], T]) -> T:
+        """Do this rank's part of a step that all ranks compute.
+
+        What breaks it may have broken it here alone, while the others wait for this rank: nothing
+        more is computed then. What is wrong with a request is so on every rank.
+        """
+        if self.failure is not None:
+            raise self.failure
+        made = attempt(call)
+        if made.error is not None:
+            if not isinstance(made.error, (InvalidRequestError, RequestFailedError)):
+                self.failure = made.error
+            raise made.error
+        assert made.value is not None
+        return made.value
+
+    def _prepared(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
         token_ids = np.fromiter((token for ids in inputs for token in ids), dtype=np.int64)
         sampling: list[tuple[str, TokenSequence]] = []
         sample_rows: list[int] = []
@@ -114,7 +156,7 @@ class DecoderNode(NodeSubmodule):
             tuple(scoring),
         )
 
-    def forward(self, prepared: _Prepared) -> NodeOutputs:
+    def _computed(self, prepared: _Prepared) -> NodeOutputs:
         hidden = self.decoder(prepared.token_ids, prepared.positions, self._attention)
         columns: dict[str, Column] = {}
         ragged: dict[str, dict[str, Tensor]] = {}
@@ -123,10 +165,6 @@ class DecoderNode(NodeSubmodule):
         for wanted in prepared.scoring:
             ragged.setdefault(wanted.row.request_id, {}).update(self._score_prompt(wanted, hidden))
         return NodeOutputs(columns, ragged)
-
-    def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
-        sequence: TokenSequence = row.info.state
-        return frozenset({"generate"}) if sequence.accept(outputs) else frozenset()
 
     def _allowed(self, sequences: Sequence[TokenSequence]) -> Tensor | None:
         """Tokens that grammars allow, bool [rows, vocabulary]; None where there is no grammar."""
@@ -147,6 +185,10 @@ class DecoderNode(NodeSubmodule):
     ) -> None:
         logits = self.decoder.logits(hidden, prepared.sample_rows)
         tokens = self._sampler.sample(logits, prepared.allowed)
+        if not self._alone and not all(one.sampling.greedy for _, one in prepared.sampling):
+            # Logits are equal on all ranks, but devices need not round probabilities alike. In
+            # place, since the sampler counts these tokens.
+            self._ranks.take_first(tokens)
         rids = tuple(rid for rid, _ in prepared.sampling)
         columns["token"] = Column(rids, tokens)
         for index, (rid, sequence) in enumerate(prepared.sampling):

@@ -10,10 +10,11 @@ from functools import partial
 
 import msgspec
 
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import InvalidRequestError, PhalanxDistError
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.grammar import GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
+from phalanx.models.causal_lm.node import DecoderNode
 from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
@@ -56,6 +57,7 @@ class CausalLMService:
         self,
         engine: StepEngine,
         loop: StepLoop,
+        node: DecoderNode,
         limits: Limits,
         sequence_limits: SequenceLimits,
         tokenizer: TextTokenizer | None,
@@ -64,6 +66,7 @@ class CausalLMService:
         self.limits = limits
         self._engine = engine
         self._loop = loop
+        self._node = node
         self._sequence_limits = sequence_limits
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -108,6 +111,7 @@ class CausalLMService:
             self._loop.cancel(child)
 
     def tick(self) -> list[Event]:
+        """Run one step. Raises `PhalanxDistError` where this rank cannot go on with the others."""
         if len(self._grammars) and not self._loop.paused:
             self._start_compiled()
         events, self._early = self._early, []
@@ -121,6 +125,11 @@ class CausalLMService:
             else:
                 events.extend(self._of_group(rid, event))
         self._dropped.clear()
+        failure = self._node.failure
+        if failure is not None:
+            raise PhalanxDistError(
+                f"a step failed on this rank, which leaves the others waiting for it: {failure}"
+            ) from failure
         return events
 
     def control(self, op: ControlOp) -> bool:
