@@ -186,6 +186,20 @@ def test_free_ports_are_neighbours_and_none_is_in_use():
         assert not {second, second + 1} & set(taken)
 
 
+def test_a_port_whose_neighbour_is_in_use_is_passed_over():
+    first = free_base_port("127.0.0.1", 2)
+    with socket.create_server(("127.0.0.1", first + 1)):
+        found = free_base_port("127.0.0.1", 2, tries=(first, *[0] * 8))
+        assert found not in (first, first + 1)
+        with pytest.raises(ConfigurationError, match="found no 2 neighbouring free ports"):
+            free_base_port("127.0.0.1", 2, tries=(first,))
+
+
+def test_the_last_port_has_no_neighbour():
+    with pytest.raises(ConfigurationError, match="found no 2 neighbouring free ports"):
+        free_base_port("127.0.0.1", 2, tries=(65535,))
+
+
 def test_an_address_of_another_machine_has_no_ports():
     with pytest.raises(ConfigurationError, match=r"master_addr='192\.0\.2\.1'.*of this machine"):
         free_base_port("192.0.2.1", 1)

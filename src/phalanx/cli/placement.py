@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.launch import Mode, choose_mode
 from phalanx.schema.placement import WorkerPlacement
 
-PORT_ATTEMPTS = 64
+ANY_PORTS = (0,) * 64
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,14 @@ def device_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def free_base_port(address: str, count: int) -> int:
-    """The first of `count` neighbouring ports that are free at `address`."""
-    for _ in range(PORT_ATTEMPTS):
+def free_base_port(address: str, count: int, tries: Sequence[int] = ANY_PORTS) -> int:
+    """The first of `count` neighbouring ports that are free at `address`.
+
+    `tries` are the ports to look at for a first one; 0 is whichever the system gives.
+    """
+    for port in tries:
         with ExitStack() as taken:
-            first = _bound_port(taken, address, 0)
+            first = _bound_port(taken, address, port)
             rest = range(first + 1, first + count)
             if first + count - 1 <= MAX_PORT and all(_is_free(taken, address, p) for p in rest):
                 return first
