@@ -99,6 +99,13 @@ class RequestTable:
             self._accepted += 1
             return live
 
+    def open(self) -> None:
+        """The replicas are loaded: their time of service begins now."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for account in self._accounts:
+                account.opened_s = now_s
+
     def count_refused(self) -> None:
         """One more request was refused by `validate`."""
         with self._lock:

@@ -56,6 +56,7 @@ class Startup:
         if self._requests.refusal is not None:  # closed meanwhile
             run_every([dispatcher.close, self._deployment.close])
             raise self._requests.unavailable()
+        self._requests.open()
         return dispatcher
 
     def _close_replicas(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from phalanx import log
 from phalanx.clock import Clock
-from phalanx.engine.deployment_plan import DeploymentPlan
+from phalanx.engine.deployment_plan import DeploymentPlan, visible_devices
 from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.executors.multiprocess import MultiprocessExecutor
 from phalanx.engine.ranks import RankPlace
@@ -46,7 +46,7 @@ class LocalDeployment:
         self._config = config
         self._supervision = deployment.supervision
         self._requests = requests
-        visible = _visible_devices(config.device.target)
+        visible = visible_devices(config.device.target)
         self._plan = DeploymentPlan.for_machine(deployment, config.parallel, visible)
         for placement in self._plan.workers:
             _check_picklable(self._worker_config(placement))
@@ -131,14 +131,6 @@ def _placed(config: EngineConfig, device_index: int, num_workers: int) -> Engine
         share = max(1, len(os.sched_getaffinity(0)) // num_workers)
         return config.replace(runtime=replace(runtime, num_threads=share))
     return config
-
-
-def _visible_devices(target: str) -> int | None:
-    if not target.startswith("cuda"):
-        return None
-    from phalanx.device import num_devices
-
-    return num_devices(target)
 
 
 def _check_importable(plugin: PluginClass) -> None:
