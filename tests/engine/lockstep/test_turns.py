@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +15,20 @@ from phalanx import DeviceConfig, EngineConfig, EngineUnavailableError, RuntimeC
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.loop_thread import LoopThread
 from phalanx.engine.lockstep.messages import Cancel, Start
-from phalanx.engine.lockstep.rank_links import Address, FollowerLink, LeaderListener
+from phalanx.engine.lockstep.rank_links import (
+    Address,
+    CancelStep,
+    FollowerLink,
+    LeaderListener,
+    StartStep,
+)
 from phalanx.engine.lockstep.turns import FollowerTurns, LeaderTurns
 from phalanx.engine.ranks import Rank, RankPlace
 from phalanx.engine.requests import RequestTable
 from phalanx.engine.sinks import FutureSink
 from phalanx.errors import PhalanxDistError
 from phalanx.schema.control import Continue, Pause, PauseMode
+from phalanx.schema.events import Delta, Final
 from phalanx.testing import Counting, CountingArgs, CountRequest, ManualClock
 
 CONFIG = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig())
@@ -225,3 +233,53 @@ def test_an_absent_follower_is_named_by_number():
     listener = LeaderListener("127.0.0.1")
     with pytest.raises(PhalanxDistError, match="only 0 of 1 ranks reached the leader"):
         listener.accept(1, 0.01)
+
+
+class NotedLinks:
+    """Stands for the links of a leader and notes what is asked of them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def announce(self, index, steps):
+        self.calls.append(("announce", index, list(steps)))
+
+    def await_turn(self, index):
+        self.calls.append(("await", index))
+
+
+def test_s9_a_leader_waits_for_a_last_tick_and_announces_one_turn_ahead_at_most():
+    requests, links, inbox = (
+        RequestTable(ManualClock(), CONFIG.runtime),
+        NotedLinks(),
+        SimpleQueue(),
+    )
+    turns = LeaderTurns(requests, links)
+    live = requests.accept("one", FutureSink())
+    inbox.put(Start(live, CountRequest(count=1)))
+    assert turns.take(inbox, wait=True) == [Start(live, CountRequest(count=1))]
+    turns.settle([Delta("one", None)])
+    assert turns.take(inbox, wait=False) == []
+    turns.settle([Final("one", None)])
+    start = StartStep(live.number)
+    assert links.calls == [
+        ("await", -1),
+        ("announce", 1, [start]),
+        ("await", 0),
+        ("announce", 2, []),
+        ("await", 2),
+    ]
+
+
+def test_a_request_that_was_cancelled_before_it_came_is_started_and_cancelled_everywhere():
+    requests, links, inbox = (
+        RequestTable(ManualClock(), CONFIG.runtime),
+        NotedLinks(),
+        SimpleQueue(),
+    )
+    live = requests.accept("one", FutureSink())
+    live.cancelled = True
+    inbox.put(Cancel(live))
+    inbox.put(Start(live, CountRequest(count=1)))
+    LeaderTurns(requests, links).take(inbox, wait=True)
+    assert links.calls[-1][2] == [StartStep(live.number), CancelStep(live.number)]

@@ -109,7 +109,7 @@ class LeaderTurns:
 
     def take(self, inbox: Inbox, *, wait: bool) -> list[Message]:
         messages = self._solo.take(inbox, wait=wait)
-        # One turn ahead of the slowest rank at most, so that nothing piles up between ranks.
+        # The slowest rank has one unfinished turn at most, so that nothing piles up between ranks.
         self._links.await_turn(self._turn - 1)
         self._turn += 1
         self._links.announce(self._turn, [_step(message) for message in messages])
