@@ -120,7 +120,7 @@ def refusal_of_unequal_ranks(directory, configs, options) -> str:
 class Silent:
     """Collectives of a group whose other ranks add nothing, or whose first one says `first_rank`.
 
-    They fail `broken_after` that many calls.
+    The call after `broken_after` others fails.
     """
 
     device_type = "cpu"
@@ -132,9 +132,9 @@ class Silent:
         self._first_rank = first_rank
 
     def _call(self) -> None:
-        if self.num_calls == self._broken_after:
-            raise PhalanxDistError("a rank has ended")
         self.num_calls += 1
+        if self.num_calls - 1 == self._broken_after:
+            raise PhalanxDistError("a rank has ended")
 
     def all_reduce_(self, x, op) -> None:
         self._call()

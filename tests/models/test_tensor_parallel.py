@@ -117,8 +117,10 @@ def test_known_ids_of_four_ranks(smollm2, smollm2_dir, four_ranks):
     check_known_ids(smollm2, smollm2_dir, four_ranks, num_alone=3, num_tokens=32)
 
 
-@pytest.mark.parametrize("operators", ["auto", "off"])
-@pytest.mark.parametrize("make", [*MODELS, uneven])
+@pytest.mark.parametrize(
+    ("make", "operators"),
+    [*((make, "auto") for make in [*MODELS, uneven]), (qwen3, "off"), (uneven, "off")],
+)
 def test_every_token_of_every_position(tmp_path, two_ranks, make, operators):
     model = built(make)
     model.save_pretrained(tmp_path)
@@ -175,14 +177,18 @@ def sampled(**sampling):
     return GenerateRequest(input_ids=tuple(range(5, 45)), sampling=SamplingParams(**params))
 
 
-def test_draws_without_a_seed_are_equal_on_all_ranks(tiny_dir, two_ranks):
+def test_draws_without_a_seed_are_equal_on_all_ranks(tiny, tiny_dir, two_ranks):
+    """And they are those of one rank: they follow the request's id."""
     many = [
         sampled(n=3),
         sampled(top_p=0.9, repetition_penalty=1.2, stop=("a", "e")),
         sampled(top_k=20, min_new_tokens=4, presence_penalty=0.5, stop_regex=("[0-9]",)),
     ]
     [outputs] = equal_on_all(two_ranks.run(serve, tiny_dir, [Run(many)]))
-    assert len({completion.token_ids for completion in outputs[0].completions}) == 3
+    [expected] = outputs_of(tiny, [Run(many)], FLOAT32)
+    tokens = [[one.token_ids for one in output.completions] for output in outputs]
+    assert tokens == [[one.token_ids for one in output.completions] for output in expected]
+    assert len(set(tokens[0])) == 3
 
 
 def test_all_ranks_choose_the_same_victims(tiny_dir, tmp_path, two_ranks):
