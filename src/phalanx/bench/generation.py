@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from phalanx import settings
 from phalanx.bench.machine import machine
 from phalanx.bench.peer_checkpoint import separate_checkpoint
 from phalanx.bench.phases import Generate, Text, phases_of
-from phalanx.bench.report_files import print_table, write_report
+from phalanx.bench.report_files import print_table, report_console, write_report
 from phalanx.bench.results import Measure, Report, Sample
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
 from phalanx.bench.turns import Phase, Turn, take_turns
@@ -44,7 +43,7 @@ def measure(
     systems: Sequence[Placed], setting: Setting, workload: Workload, repeats: int, output: Path
 ) -> Path:
     """Run everything, print the table, and return the folder under `output` with the report."""
-    console = Console()
+    console = report_console()
     phases = phases_of(workload, Text(setting.model))
     started = datetime.now(UTC)
     folder = output / f"generate-{started:%Y%m%d-%H%M%S}"

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from phalanx.bench.results import Measure, Report, Summary
 from phalanx.errors import MissingDependencyError
 
+_FILE_WIDTH = 160
+_LABEL_WIDTH = 28
+
 
 def rows(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a column a system, then the first system's ratio to each other one."""
+    """Header and rows: a column a system, then the first system's ratio to each other one that
+    shares a measure with it.
+    """
     names = list(report.systems)
-    first, others = names[0], names[1:]
+    first = names[0]
+    others = [name for name in names[1:] if _comparable(report, first, name)]
     header = ["", *names, *(f"{first} / {other}" for other in others)]
     body = []
     for measure in report.measures:
@@ -27,14 +34,38 @@ def rows(report: Report) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
+def _comparable(report: Report, first: str, other: str) -> bool:
+    return any(report.ratio(measure, first, other) is not None for measure in report.measures)
+
+
 def print_table(report: Report, console: Console) -> None:
-    header, body = rows(report)
-    table = Table(title=f"{report.name}: median (lowest to highest); a ratio above 1 is better")
-    for index, column in enumerate(header):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    for row in body:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+    """A column a system, and the goals that the report has."""
+    first, *others = report.systems
+    table = Table(
+        title=f"{report.name}: median, half the spread between rounds; in brackets {first}'s ratio "
+        "to it, above 1 is better",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column(min_width=_LABEL_WIDTH)
+    for name in report.systems:
+        table.add_column(name, justify="right")
+    for measure in report.measures:
+        cells = [_short(report.summary(measure.key, name)) for name in report.systems]
+        for index, other in enumerate(others, 1):
+            ratio = report.ratio(measure, first, other)
+            if ratio is not None:
+                cells[index] += f" ({ratio:.2f})"
+        table.add_row(rf"{measure.label} \[{measure.unit}]", *cells)
     console.print(table)
+    for goal in report.goals:
+        verdict = "[green]met   [/green]" if goal.met else "[red]missed[/red]"
+        console.print(f"{verdict} {goal.aim}: {goal.result}", highlight=False, soft_wrap=True)
+
+
+def report_console() -> Console:
+    """For progress and tables; wide where no terminal limits it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def write_report(report: Report, folder: Path) -> None:
@@ -53,6 +84,11 @@ def _markdown(report: Report) -> str:
     lines += [f"- {key}: {value}" for key, value in report.context.items()]
     lines += ["", "Median (lowest to highest) over the rounds; a ratio above 1 is better.", ""]
     lines += [_line(header), _line(["---"] * len(header)), *map(_line, body)]
+    if report.goals:
+        lines += ["", _line(["goal", "this run", ""]), _line(["---"] * 3)]
+        lines += [
+            _line([goal.aim, goal.result, "met" if goal.met else "missed"]) for goal in report.goals
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -68,22 +104,32 @@ def _cell(summary: Summary | None) -> str:
     return f"{_number(summary.median)} ({_number(summary.low)} to {_number(summary.high)})"
 
 
+def _short(summary: Summary | None) -> str:
+    if summary is None:
+        return "-"
+    if summary.count == 1 or summary.median == 0:
+        return _number(summary.median)
+    spread = (summary.high - summary.low) / 2 / summary.median
+    return f"{_number(summary.median)} ±{spread:.0%}"
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
 def _plot(report: Report, path: Path) -> None:
-    """One panel a measure, one bar a system, whiskers from the lowest to the highest round."""
+    """One panel a plotted measure, one bar a system, whiskers from the lowest to the highest round."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
             "plots need matplotlib; install it with pip install 'phalanx[bench]'"
         ) from error
-    columns = min(4, len(report.measures))
-    num_rows = -(-len(report.measures) // columns)
+    shown = [measure for measure in report.measures if measure.plotted]
+    columns = max(1, min(4, len(shown)))
+    num_rows = max(1, -(-len(shown) // columns))
     figure = Figure(figsize=(3.2 * columns, 2.8 * num_rows), layout="constrained")
-    for index, measure in enumerate(report.measures):
+    for index, measure in enumerate(shown):
         axes = figure.add_subplot(num_rows, columns, index + 1)
         _bars(report, measure, axes)
     figure.suptitle(f"{report.name}, {report.started}")

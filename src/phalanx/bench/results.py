@@ -9,12 +9,13 @@ import msgspec
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: what was measured, its unit, and whether more is better."""
+    """One row: what was measured, its unit, whether more is better, whether the plot shows it."""
 
     key: str
     label: str
     unit: str
     more_is_better: bool = True
+    plotted: bool = True
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """What was aimed at, in words, what this run gave, and whether that meets it."""
+
+    aim: str
+    result: str
+    met: bool
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of one run; `context` says on what machine, with which versions and sizes."""
 
@@ -42,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     systems: dict[str, str]
     measures: tuple[Measure, ...]
     samples: tuple[Sample, ...]
+    goals: tuple[Goal, ...] = ()
 
     def values(self, measure: str, system: str) -> list[float]:
         return [s.value for s in self.samples if (s.measure, s.system) == (measure, system)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from phalanx.bench.dispatch import dispatch
 from phalanx.bench.generate import generate
 
 bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_help=True)
 bench_app.command("generate")(generate)
+bench_app.command("dispatch")(dispatch)
