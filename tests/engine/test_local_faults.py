@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineUnavailableError, RequestFailedError
+from phalanx.engine.workers.messages import Finished
 from phalanx.errors import PhalanxError
 from phalanx.schema.control import Continue
 from phalanx.server import WorkerSupervisorConfig
@@ -108,7 +109,7 @@ def test_r62_a_request_that_nobody_sent_is_a_malformed_response():
     engine = build()
     executor = engine._startup.current._replicas[0]
     worker = engine._startup._deployment._plan.workers[0]
-    executor._finished(worker, 99)
+    executor.received(worker, Finished(99), [])
     with pytest.raises(EngineUnavailableError, match="malformed response.*request 99"):
         engine.step(FaultyRequest())
     check_over(engine)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import uuid
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -244,4 +243,4 @@ class Engine:
         except InvalidInputError:
             self._requests.count_refused()
             raise
-        return rid if rid is not None else uuid.uuid4().hex, dispatcher
+        return rid if rid is not None else self._requests.fresh_rid(), dispatcher

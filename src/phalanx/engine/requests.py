@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class RequestTable:
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
         self._numbers = itertools.count()
+        self._fresh_names = itertools.count()
+        self._prefix = secrets.token_hex(8)
         self._refusal: EngineUnavailableError | None = None
         self._accepted = self._refused = 0
 
@@ -98,6 +101,10 @@ class RequestTable:
             self._live[rid] = live
             self._accepted += 1
             return live
+
+    def fresh_rid(self) -> str:
+        """An id for a request whose caller gave none; no other engine gives it."""
+        return f"{self._prefix}-{next(self._fresh_names)}"
 
     def open(self) -> None:
         """The replicas are loaded: their time of service begins now."""

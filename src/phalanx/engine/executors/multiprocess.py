@@ -32,7 +32,7 @@ class Sent:
 
     live: LiveRequest
     unfinished: set[int]
-    ending: Event | None = None
+    ending: Final | Failed | None = None
 
 
 class MultiprocessExecutor:
@@ -120,7 +120,9 @@ class MultiprocessExecutor:
         """What a worker of this replica said; on the supervisor's thread."""
         match reply:
             case Finished(number=number):
-                self._finished(placement, number)
+                sent = self._find(placement, number)
+                if sent is not None:
+                    self._finished(placement, number, sent)
             case Answer():
                 self._answered(placement, reply)
             case Events(execution_s=execution_s, statistics=statistics):
@@ -171,15 +173,16 @@ class MultiprocessExecutor:
         sent = self._find(placement, number)
         if sent is None:
             return
+        if not isinstance(event, Final):
+            self._malformed(placement, f"it answered request {number} with {event!r}")
+            return
         self._requests.schedule(sent.live, execution_s)
         self._requests.carried(sent.live, response_bytes=reply.payload.num_bytes)
         sent.ending = event
-        self._finished(placement, number)
+        self._finished(placement, number, sent)
 
-    def _finished(self, placement: WorkerPlacement, number: int) -> None:
-        sent = self._find(placement, number)
-        if sent is None:
-            return
+    def _finished(self, placement: WorkerPlacement, number: int, sent: Sent) -> None:
+        """A rank has finished a plain plugin's request, which ends when all ranks have."""
         if placement.replica_rank not in sent.unfinished:
             self._malformed(placement, f"it finished request {number} twice")
             return
@@ -190,7 +193,7 @@ class MultiprocessExecutor:
             self._malformed(placement, f"every rank finished request {number}, none answered it")
             return
         self._forget(number)
-        self._requests.deliver([sent.ending])
+        self._requests.end(sent.live, sent.ending)
 
     def _answered(self, placement: WorkerPlacement, answer: Answer) -> None:
         with self._lock:
