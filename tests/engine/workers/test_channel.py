@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import select
+import sys
 import threading
 
 import numpy as np
@@ -145,13 +146,22 @@ def take_starts(worker, numbers):
         numbers.append(got[0].number)
 
 
+@pytest.fixture
+def hasty_threads():
+    """Let threads interrupt each other as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
 def flush(channel):
     while channel.wants_write:
         select.select([], [channel], [])
         channel.flush()
 
 
-def test_all_ranks_see_the_requests_of_many_threads_in_the_same_order():
+def test_all_ranks_see_the_requests_of_many_threads_in_the_same_order(hasty_threads):
     firsts = (0, 100, 200, 300)
     with connected(2) as (link, workers):
 
@@ -236,23 +246,27 @@ def test_a_worker_waits_where_its_parent_reads_slowly(one):
     assert numbers == list(range(300))
 
 
-def test_many_threads_may_send_events(one):
+def test_the_events_of_many_threads_are_written_and_announced_in_one_order(one, hasty_threads):
     _, channel, worker = one
 
     def reply(first):
-        for number in range(first, first + 50):
-            worker.send_events([(number, np.full(20_000, first, np.uint8))], None, None)
+        for number in range(first, first + 300):
+            worker.send_events([(number, np.full(9_000, number % 251, np.uint8))], None, None)
 
-    threads = [threading.Thread(target=reply, args=(first,)) for first in (0, 100)]
+    threads = [threading.Thread(target=reply, args=(first,)) for first in range(0, 2400, 300)]
     for thread in threads:
         thread.start()
-    received = []
-    while len(received) < 100:
-        received += [event for _, events in next_replies(channel) for event in events]
+    received, sequences = [], []
+    while len(received) < 2400:
+        for message, events in next_replies(channel):
+            received += events
+            if message.payload.place == Place.ARENA:
+                sequences.append(message.payload.sequence)
     for thread in threads:
         thread.join()
-    assert all((array == number // 100 * 100).all() for number, array in received)
-    assert sorted(n for n, _ in received) == [*range(50), *range(100, 150)]
+    assert sequences == list(range(len(sequences)))
+    assert all((array == number % 251).all() for number, array in received)
+    assert sorted(number for number, _ in received) == list(range(2400))
 
 
 class Explosive:
@@ -361,5 +375,5 @@ def test_nothing_of_a_closed_connection_stays_open():
         while workers:
             workers[0].receive()
             workers.pop(0).close()
-    del link
+    assert link.sender.wants_write is False
     assert num_memory_files() == before
