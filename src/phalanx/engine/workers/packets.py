@@ -12,6 +12,10 @@ from typing import NamedTuple, Protocol
 
 MAX_PACKET_BYTES = 32 * 1024
 MAX_DESCRIPTORS = 253
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
+# Plain numbers: each operation on an enumeration's member costs as much as a system call.
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 # Stands for a packet that is too large for the socket and came as a file.
 _IN_FILE = b"\xc1"  # no msgpack value begins with it
 
@@ -101,15 +105,15 @@ class PacketSocket:
         """
         try:
             num_bytes, ancillary, flags, _ = self._socket.recvmsg_into(
-                [self._view], socket.CMSG_SPACE(4 * MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+                [self._view], _ANCILLARY_BYTES, _CLOSE_ON_EXEC
             )
         except ConnectionResetError:
             # The other side left packets of ours unread. Reported once; what it sent comes next.
             return self.receive()
-        descriptors = array.array("i")
+        descriptors: list[int] = []
         for _level, _type, data in ancillary:
-            descriptors.frombytes(data)
-        if flags & socket.MSG_CTRUNC:
+            descriptors += array.array("i", data)
+        if flags & _TRUNCATED:
             close_all(descriptors)
             raise UndecodablePacketError(
                 "a packet's file descriptors did not arrive: this process has too many open files"
@@ -119,7 +123,7 @@ class PacketSocket:
         body = self._view[:num_bytes]
         if body == _IN_FILE and descriptors:
             body = memoryview(_read_file(descriptors.pop()))
-        return Packet(body, list(descriptors))
+        return Packet(body, descriptors)
 
     def close(self) -> None:
         self._socket.close()
