@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, assert_never
 
 import msgspec
@@ -109,10 +110,8 @@ class Misdeed:
         match self.deed:
             case Deed.ANNOUNCE:
                 pass
-            case Deed.EXIT:
-                os._exit(self.status)
-            case Deed.KILL:
-                os.kill(os.getpid(), signal.SIGKILL)
+            case Deed.EXIT | Deed.KILL | Deed.ORPHAN:
+                self._end()
             case Deed.RAISE:
                 raise MisdeedError(f"as asked, while {self.phase.value}")
             case Deed.HANG:
@@ -120,20 +119,24 @@ class Misdeed:
                 _hang()
             case Deed.WAIT:
                 self._wait()
-            case Deed.ORPHAN:
-                if os.fork() == 0:
-                    self._wait()
-                    os._exit(0)
-                os.kill(os.getpid(), signal.SIGKILL)
             case Deed.DISCONNECT:
-                _connection().shutdown(socket.SHUT_RDWR)
+                os.close(_connection())
                 _hang()
             case Deed.SEND:
                 packet = self.packet
                 encoded = packet if isinstance(packet, bytes) else msgspec.msgpack.encode(packet)
-                _connection().send(encoded)
+                os.write(_connection(), encoded)
             case _:
                 assert_never(self.deed)
+
+    def _end(self) -> NoReturn:
+        if self.deed is Deed.EXIT:
+            os._exit(self.status)
+        if self.deed is Deed.ORPHAN and os.fork() == 0:
+            self._wait()
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("this process was killed")
 
     def _wait(self) -> None:
         assert self.gate is not None, f"{self.deed} needs a gate"
@@ -266,16 +269,15 @@ def _say_hello(
     return config
 
 
-def _connection() -> socket.socket:
+def _connection() -> int:
     """The worker's end of its connection, which its runtime is not given in every phase."""
     for name in os.listdir("/proc/self/fd"):
-        try:
-            connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # the listing's own descriptor, or no socket
+        path = Path("/proc/self/fd", name)
+        if not (path.exists() and path.is_socket()):
             continue
-        if (connection.family, connection.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            return connection
-        connection.close()
+        with socket.socket(fileno=os.dup(int(name))) as copy:
+            if (copy.family, copy.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                return int(name)
     raise AssertionError("this process has no connection to a parent")
 
 

@@ -37,6 +37,19 @@ def hold(phase: str, announces: list[str], gate: str) -> None:
     threading.Event().wait()
 
 
+def hold_with_copy(announces: list[str], gate: str) -> None:
+    """Hold a worker before its first line, and leave a copy of this process with its sockets."""
+    supervisor = supervise(shape={"replicas": len(announces)})
+    threading.Thread(target=supervisor.start, daemon=True).start()
+    while not supervisor.pids:
+        os.sched_yield()
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    print("copied", flush=True)
+    threading.Event().wait()
+
+
 def leave(how: str, announces: list[str]) -> None:
     """Start workers, and leave without closing them."""
     misdeeds = [
@@ -72,7 +85,9 @@ def leave(how: str, announces: list[str]) -> None:
 
 if __name__ == "__main__":
     what, how, *pipes = sys.argv[1:]
-    if what == "hold":
+    if what == "hold" and how == "copied":
+        hold_with_copy(pipes[:-1], pipes[-1])
+    elif what == "hold":
         hold(how, pipes[:-1], pipes[-1])
     else:
         leave(how, pipes)

@@ -6,13 +6,14 @@ import itertools
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from phalanx.engine.workers.lifecycle import LifecycleState
 from phalanx.engine.workers.messages import Cancel, Hello, Ready, Stopped
-from phalanx.errors import EngineUnavailableError
+from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.schema.limits import Limits
 from phalanx.testing import ManualClock
 from phalanx.testing.worker_runtimes import Deed, Held, Misdeed, Phase
@@ -166,7 +167,7 @@ def test_kill_9_of_a_worker_before_its_first_line(build, pipe, gate, tmp_path, m
         f"    os.write(os.open({entered.path!r}, os.O_WRONLY), b'%d\\n' % os.getpid())\n"
         f"    open({gate.path!r}).read()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     supervisor = build()
     starting = in_background(supervisor.start)
     kill(entered.pid())
@@ -219,15 +220,35 @@ def test_r62_a_message_out_of_turn_fails_the_group(build, listener, gate, phase,
 
 
 def test_r63_an_expired_request_fails_the_group_without_anybody_asking(started, listener):
-    supervisor = started(shape={"replicas": 2}, execution_timeout_s=0.05)
+    supervisor = started(execution_timeout_s=0.05)
+    supervisor.submit(0, 1, "slow", Held())
+    error = listener.failures.get()
+    assert "1 request did not end within execution_timeout_s=0.05 of submission" in str(error)
+    assert "'slow' (0.0" in str(error)
+    assert isinstance(error.__cause__, TimeoutError)
+
+
+def test_the_time_of_a_request_that_was_refused_does_not_count(started, listener):
+    clock = ManualClock()
+    supervisor = started(clock=clock, execution_timeout_s=5.0)
+    with pytest.raises(InvalidRequestError):
+        supervisor.submit(0, 1, "refused", {"file": threading.Lock()})
+    clock.advance(10.0)
+    for number in (2, 3):
+        supervisor.submit(0, number, "x", number)
+        listener.answers(1)
+        supervisor.completed(number)
+    assert supervisor.state is LifecycleState.RUNNING and listener.failures.empty()
+
+
+def test_the_time_of_a_request_that_has_ended_does_not_count(started, listener):
+    supervisor = started(execution_timeout_s=0.05)
     supervisor.submit(0, 1, "quick", "x")
     assert listener.answers(1) == {1: "x"}
     supervisor.completed(1)
-    supervisor.submit(1, 2, "slow", Held())
-    error = listener.failures.get()
-    assert "1 request did not end within execution_timeout_s=0.05 of submission" in str(error)
-    assert "'slow' (0.0" in str(error) and "'quick'" not in str(error)
-    assert isinstance(error.__cause__, TimeoutError)
+    supervisor.submit(0, 2, "slow", Held())
+    text = str(listener.failures.get())
+    assert "1 request did" in text and "'slow' (0.0" in text
 
 
 def test_r67_every_expired_request_is_named_and_queueing_counts(started, listener):
@@ -282,16 +303,18 @@ def test_a_start_that_takes_too_long_says_who_is_late(build, pipe, gate):
 
 
 @pytest.mark.parametrize(
-    ("deed", "text"),
+    ("deed", "text", "logged"),
     [
-        (Deed.EXIT, "exited with status 3 while serving"),
-        (Deed.RAISE, "failed while stopping: .*MisdeedError"),
-        (Deed.SEND, "malformed response"),
-        (Deed.WAIT, r"did not stop within shutdown_timeout_s=0.1 and was ended"),
-        pytest.param(Deed.HANG, "did not stop within", marks=pytest.mark.long),
+        (Deed.EXIT, "exited with status 3 while serving", ""),
+        (Deed.RAISE, "failed while stopping: .*MisdeedError", "exited with status 1"),
+        (Deed.SEND, "malformed response", ""),
+        (Deed.WAIT, "did not stop within shutdown_timeout_s=0.1 and was ended", "by SIGTERM"),
+        pytest.param(Deed.HANG, "did not stop within", "by SIGKILL", marks=pytest.mark.long),
     ],
 )
-def test_s14_a_failed_stop_is_recorded_and_not_raised(started, listener, gate, deed, text):
+def test_s14_a_failed_stop_is_recorded_and_not_raised(
+    started, listener, gate, caplog, deed, text, logged
+):
     supervisor = started(
         Misdeed(Phase.STOPPING, deed, worker_id=0, gate=gate.path, packet=GARBAGE),
         shape={"replicas": 2},
@@ -301,6 +324,7 @@ def test_s14_a_failed_stop_is_recorded_and_not_raised(started, listener, gate, d
     supervisor.close()
     assert supervisor.state is LifecycleState.FAILED
     assert_that_text(str(supervisor.failure), f"worker 0 .*{text}|{text} of worker 0")
+    assert logged in caplog.text
     assert not any(is_alive(pid) for pid in pids)
     assert listener.failures.empty()
     supervisor.close()

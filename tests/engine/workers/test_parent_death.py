@@ -37,6 +37,7 @@ def parent(pipe):
             [*command, *(each.path for each in pipes), *more],
             cwd=ROOT,
             env=env,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -68,7 +69,8 @@ def spawning_environment(tmp_path, announces, gate):
         "        opened.poll()\n"
         "        break\n"
     )
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,22 @@ def test_s10_workers_die_with_a_parent_that_is_killed(parent, phase, gate, tmp_p
     if phase == "spawning":
         # It cannot have asked to die with its parent yet: it finds out as soon as it runs.
         gate.open()
+    for each in pipes:
+        each.await_end()
+
+
+@pytest.mark.long
+def test_s10_a_worker_that_begins_late_does_not_need_its_connection_to_know(parent, gate, tmp_path):
+    """A forked copy of the parent keeps the connection open, so that it never ends."""
+    announces = [str(tmp_path / f"worker{number}") for number in range(2)]
+    env = spawning_environment(tmp_path, announces, gate.path)
+    process, pipes = parent("hold", "copied", gate.path, env=env)
+    for each in pipes:
+        each.pid()
+    assert process.stdout.readline() == "copied\n"
+    process.kill()
+    process.wait()
+    gate.open()
     for each in pipes:
         each.await_end()
 

@@ -41,7 +41,13 @@ def test_what_a_plugin_prints_passes_through(build, capfd):
 
 
 def test_what_a_plugin_printed_before_it_failed_is_not_lost(build, capfd, tmp_path):
-    (tmp_path / "noisy.py").write_text("def load(config):\n    print('last words')\n    1 / 0\n")
+    (tmp_path / "noisy.py").write_text(
+        "import threading\n"
+        "def load(config):\n"
+        "    print('last words')\n"
+        "    threading.Thread(target=threading.Event().wait).start()  # so it has to be killed\n"
+        "    1 / 0\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         supervisor = build(factory=lambda placement: WorkerFactorySpec("noisy:load", None))

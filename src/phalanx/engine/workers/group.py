@@ -84,7 +84,9 @@ class Close:
 
 
 _DEATHS = 1
-"""Their rank among what is ready at once: messages go first, as they tell more."""
+"""Their rank among what is ready at once. Messages go first: what a worker sent before its end is
+there when its end is seen, and tells more.
+"""
 _CLOSED = "the engine was closed"
 
 
@@ -184,7 +186,8 @@ class WorkerGroup:
         return self.deadlines.next_s()
 
     def _check_time(self) -> None:
-        if self._over:
+        alarm_s = self._alarm_s
+        if self._over or alarm_s is None or self._clock.monotonic_s() < alarm_s:
             return
         if self._stopping is not None:
             self._stopping.check_time(self._alive)
@@ -267,7 +270,6 @@ class WorkerGroup:
         self._alive.discard(worker)
         self._readiness.forget(worker.process.sentinel)
         status = worker.process.wait()
-        self._read(worker)  # its last words
         if self._over:
             return
         if self._stopping is not None:
