@@ -21,12 +21,13 @@ from phalanx.device.operators.onednn_weight import OneDnnWeight, onednn_packs
 class _RowGroup:
     """Rows that share one attention call.
 
-    `mask` is True where a query may look, or of floats that are added to the scores.
+    `pages` are those of all rows; a slice where a single row's follow one another, so that nothing
+    need be gathered. `mask` is True where a query may look, or of floats that are added to the scores.
     """
 
     tokens: slice | Tensor
     span: int
-    pages: Tensor
+    pages: slice | Tensor
     num_keys: int
     mask: Tensor | None
     is_causal: bool
@@ -176,7 +177,7 @@ def _single_rows(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _RowGro
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
     pages = plan.page_table[:count, : -(-num_keys // page_size)].reshape(-1)
-    return _RowGroup(slice(0, count), 1, pages, num_keys, mask, is_causal=False)
+    return _RowGroup(slice(0, count), 1, _run(pages, count), num_keys, mask, is_causal=False)
 
 
 def _equal_rows(
@@ -198,7 +199,16 @@ def _equal_rows(
         last_visible = torch.arange(num_keys - span, num_keys, device=device)
         mask = torch.arange(num_keys, device=device) <= last_visible[:, None]
     is_causal = plan.causal and 1 < span == num_keys
-    return _RowGroup(tokens, span, pages, num_keys, mask, is_causal)
+    return _RowGroup(tokens, span, _run(pages, len(rows)), num_keys, mask, is_causal)
+
+
+def _run(pages: Tensor, rows: int) -> slice | Tensor:
+    """The pages as a slice where one row's follow one another (looked up on a CPU only)."""
+    if rows > 1 or pages.device.type != "cpu":
+        return pages
+    numbers = pages.tolist()
+    following = slice(numbers[0], numbers[0] + len(numbers))
+    return following if numbers == list(range(following.start, following.stop)) else pages
 
 
 def _attend(q: Tensor, cache: tuple[Tensor, Tensor], group: _RowGroup, scale: float) -> Tensor:
@@ -232,6 +242,9 @@ def _attend(q: Tensor, cache: tuple[Tensor, Tensor], group: _RowGroup, scale: fl
 
 def _gather(part: Tensor, group: _RowGroup, rows: int) -> Tensor:
     """The group's keys or values as [rows, KV, keys, D]."""
-    pages = part.index_select(0, group.pages)
+    if isinstance(group.pages, slice):
+        pages = part[group.pages]
+    else:
+        pages = part.index_select(0, group.pages)
     by_row = pages.view(rows, -1, part.shape[2], part.shape[3])
     return by_row[:, : group.num_keys].transpose(1, 2)
