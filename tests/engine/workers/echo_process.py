@@ -75,7 +75,7 @@ def be_killed(witness: Connection) -> None:
 def next_replies(channel: ParentChannel) -> list:
     """Wait until something has come, and take all of it."""
     select.select([channel], [], [])
-    return channel.receive_all()
+    return list(channel.receive_all())
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def one():
 def next_replies(channel):
     """Wait until something has come, and take all of it."""
     select.select([channel], [], [])
-    return channel.receive_all()
+    return list(channel.receive_all())
 
 
 @pytest.mark.parametrize("place", list(Place))
@@ -117,7 +117,7 @@ def test_messages_without_payload_arrive_in_order(one):
     for reply in replies:
         worker.send(reply)
     assert next_replies(channel) == [(reply, []) for reply in replies]
-    assert channel.receive_all() == []
+    assert list(channel.receive_all()) == []
 
 
 def test_every_rank_gets_the_one_payload_and_none_is_overwritten_before_the_last_has_it():
@@ -328,7 +328,7 @@ def test_a_worker_s_end_is_told_after_its_last_words(one):
     worker.close()
     ((_, events), (stopped, _)) = next_replies(channel)
     assert events == [(1, "last")] and stopped == Stopped() and channel.ended
-    assert channel.receive_all() == []
+    assert list(channel.receive_all()) == []
     sender.submit(2, "b", "dropped")
     sender.send(Cancel(2), 0)
     assert not channel.wants_write
@@ -362,7 +362,7 @@ def test_closing_is_idempotent_refuses_further_requests_and_leaves_results_valid
         with pytest.raises(EngineUnavailableError, match="closed"):
             link.sender.submit(2, "b", "c")
         link.sender.send(Cancel(1), 0)
-        assert link.channels[0].receive_all() == [] and link.channels[0].ended
+        assert list(link.channels[0].receive_all()) == [] and link.channels[0].ended
         assert (result == 7).all()
 
 

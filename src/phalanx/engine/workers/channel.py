@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -68,23 +69,22 @@ class ParentChannel:
         """Send what waits, as far as the socket takes it."""
         self.outbox.flush()
 
-    def receive_all(self) -> list[tuple[Reply, list[tuple[int, Any]]]]:
+    def receive_all(self) -> Iterator[tuple[Reply, list[tuple[int, Any]]]]:
         """Every message that has come, with its decoded events ([] for other than `Events`).
 
-        Sets `ended` when the worker's end is closed and all that it sent was received. Raises
-        `UndecodablePacketError` for what is not a message; those before it are then lost.
+        Each is handed out before the next is looked for. Sets `ended` when the worker's end is
+        closed and all that it sent was received. Raises `UndecodablePacketError` for what is not a
+        message.
         """
-        received = []
         while not self.ended:
             try:
                 packet = self._socket.receive()
             except BlockingIOError:
-                break
+                return
             if packet is None:
                 self.ended = True
             else:
-                received.append(self._decode(packet))
-        return received
+                yield self._decode(packet)
 
     def _decode(self, packet: Packet) -> tuple[Reply, list[tuple[int, Any]]]:
         reply = _decode_message(self._decoder, packet)
