@@ -69,9 +69,11 @@ def leave(how: str, announces: list[str]) -> None:
         case "os._exit":
             os._exit(6)
         case "fork":
-            # The copy has no thread that could close, and must leave the workers alone.
+            # The copy has no thread that could close or let go of the lock.
+            supervisor._lock.acquire()
             if os.fork() == 0:
                 sys.exit(7)
+            supervisor._lock.release()
             os.wait()
             supervisor.submit(0, 1, "a", "b")
             print(supervisor.state, flush=True)

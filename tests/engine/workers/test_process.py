@@ -50,6 +50,7 @@ def test_what_a_plugin_printed_before_it_failed_is_not_lost(build, capfd, tmp_pa
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
         supervisor = build(factory=lambda placement: WorkerFactorySpec("noisy:load", None))
         with pytest.raises(EngineUnavailableError, match="ZeroDivisionError"):
             supervisor.start()
