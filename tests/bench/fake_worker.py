@@ -1,8 +1,9 @@
 """A worker that speaks the benchmark's protocol without any model; run as a script.
 
 Its behaviour is chosen by the `options` of `start`: `fail` raises in every command after it,
-`die` ends the process, `hang` never answers once it has written to the named pipe, `child` starts a process
-that would outlive it and keeps the named pipe open.
+`die` ends the process, `hang` never answers once it has written to the named pipe, which it removes
+when it is interrupted, `child` starts a process that would outlive it and keeps the named pipe
+open.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Fake:
         if "hang" in self._options:
             with open(self._options["hang"], "w") as told:
                 told.write("hanging")
-            signal.pause()
+            try:
+                signal.pause()
+            finally:
+                os.unlink(self._options["hang"])
         recorder = Recorder()
         for index in range(len(prompts)):
             recorder.sent(str(index))

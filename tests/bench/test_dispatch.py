@@ -33,6 +33,7 @@ TINY = DispatchWorkload(
     num_steps=3,
     step_s=0.001,
     num_beside=5,
+    beside_rounds=2,
     num_waiting=20,
     num_deaths=1,
     num_pending=8,
@@ -138,8 +139,18 @@ def report(**values: float | dict[str, float]) -> Report:
         ),
         (
             "stopped",
-            {"beside_busy_submit": 20, "beside_stopped_submit": 22},
-            {"beside_busy_submit": 20, "beside_stopped_submit": 22.1},
+            {
+                "beside_busy_submit_p10": 20,
+                "beside_stopped_submit_p10": 22,
+                "beside_busy_round_trip_p50": 80,
+                "beside_stopped_round_trip_p50": 40,
+            },
+            {
+                "beside_busy_submit_p10": 20,
+                "beside_stopped_submit_p10": 22.1,
+                "beside_busy_round_trip_p50": 80,
+                "beside_stopped_round_trip_p50": 80,
+            },
         ),
         ("death", {"death": 50}, {"death": 50.1}),
         (

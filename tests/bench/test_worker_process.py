@@ -92,4 +92,5 @@ def test_ctrl_c_in_the_middle_of_a_command_ends_it_and_its_children(worker, tmp_
         worker.ask("generate", **WORK)
     thread.join()
     worker.close()
+    assert not fifo.exists()  # it could clean up
     wait_for_its_end(descriptor)

@@ -50,9 +50,10 @@ def payloads(small: int, observation: int, large: int) -> tuple[Payload, ...]:
 class DispatchWorkload:
     """How much of everything; all of it is bounded by these counts.
 
-    `num_steps` computing steps of `step_s` a replica and round; `num_beside` requests a round
-    beside a busy and a stopped replica, with `num_waiting` for the stopped one; `num_deaths`
-    trials with `num_pending` requests; `num_tiny` requests in all, `tiny_chunk` at a time.
+    `num_steps` computing steps of `step_s` a replica and round; `num_beside` requests in each of
+    `beside_rounds` beside a busy and a stopped replica, with `num_waiting` for the stopped one;
+    `num_deaths` trials with `num_pending` requests; `num_tiny` requests in all, `tiny_chunk` at a
+    time.
     """
 
     payloads: tuple[Payload, ...] = payloads(2000, 1000, 100)
@@ -61,7 +62,8 @@ class DispatchWorkload:
     repeats: int = 3
     num_steps: int = 100
     step_s: float = 0.02
-    num_beside: int = 1000
+    num_beside: int = 300
+    beside_rounds: int = 10
     num_waiting: int = 200
     num_deaths: int = 5
     num_pending: int = 64
@@ -82,7 +84,7 @@ class DispatchWorkload:
             payloads=payloads(200, 100, 20),
             repeats=2,
             num_steps=25,
-            num_beside=200,
+            beside_rounds=3,
             num_deaths=2,
             num_tiny=10_000,
             tiny_chunk=1000,

@@ -50,7 +50,7 @@ def measure_dispatch(
     folder.mkdir(parents=True)
     load = os.getloadavg()[0]
     with (
-        tempfile.TemporaryDirectory(prefix="phalanx-") as scratch,
+        tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True) as scratch,
         Progress(console=console) as bar,
     ):
         run = _Run(workload, folder, Path(scratch), bar)
@@ -106,21 +106,21 @@ class _Run:
         workload = self._workload
         with ExitStack() as stack:
             replicas = self._start(stack, _ours(REPLICAS), 2)
-            turns = []
             if "scaling" in parts:
                 floor = self._start(stack, _ours(FLOOR), 2)
                 num_iterations = calibrated(replicas.worker, workload.step_s)
-                turns += [
+                turns = [
                     Turn(Steps(count, workload, num_iterations), one.name, one.worker)
                     for count in (1, 2)
                     for one in (replicas, floor)
                 ]
+                self._take(turns, workload.repeats)
             if "stopped" in parts:
-                turns += [
+                turns = [
                     Turn(Beside(other, workload), replicas.name, replicas.worker)
                     for other in ("busy", "stopped")
                 ]
-            self._take(turns, workload.repeats)
+                self._take(turns, workload.beside_rounds)
             if "death" in parts:
                 death = Turn(Death(workload.num_pending), replicas.name, replicas.worker)
                 self._take([death], workload.num_deaths)
@@ -141,8 +141,7 @@ class _Run:
         """Run them in turn; measures that several systems share are rows of their own once."""
         for turn in turns:
             self.measures += [each for each in turn.phase.measures if each not in self.measures]
-        if turns:
-            self.samples += take_turns(turns, repeats, self._bar)
+        self.samples += take_turns(turns, repeats, self._bar)
 
 
 def _ours(system: BenchmarkedSystem) -> Placed:

@@ -24,6 +24,7 @@ except ImportError as error:
 
 SAMPLE_S = 0.5
 CLOSE_TIMEOUT_S = 20.0
+INTERRUPT_TIMEOUT_S = 3.0
 _LOG_TAIL = 1500
 
 
@@ -104,13 +105,20 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
             self._process.stdin.close()
-            # An idle worker ends by itself; one that still works would first finish its command.
-            self._process.wait(0.0 if self._answering else CLOSE_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            # An idle worker ends by itself; one that still works would first finish its command,
+            # but is given the time to remove what would outlive it.
+            if self._answering:
+                self._signal_all(signal.SIGINT)
+            self._process.wait(INTERRUPT_TIMEOUT_S if self._answering else CLOSE_TIMEOUT_S)
+        self._signal_all(signal.SIGKILL)
         self._process.wait()
         self._process.stdout.close()
         self._output.close()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its children, if there are any left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _watch(self) -> None:
         while not self._stopped.wait(SAMPLE_S):
