@@ -69,6 +69,7 @@ class Deed(enum.Enum):
     """What a worker does. ANNOUNCE is nothing more than that. WAIT goes on when its pipe has been opened for writing and closed; HANG
     never does, and SIGTERM does not end it. DISCONNECT closes the connection and hangs. ORPHAN is
     KILL with a child left behind, which holds the connection until the gate is opened and closed.
+    FLOOD is SEND for ever.
     """
 
     ANNOUNCE = "announce"
@@ -79,6 +80,7 @@ class Deed(enum.Enum):
     WAIT = "wait"
     DISCONNECT = "disconnect"
     SEND = "send"
+    FLOOD = "flood"
     ORPHAN = "orphan"
 
 
@@ -122,12 +124,17 @@ class Misdeed:
             case Deed.DISCONNECT:
                 os.close(_connection())
                 _hang()
-            case Deed.SEND:
-                packet = self.packet
-                encoded = packet if isinstance(packet, bytes) else msgspec.msgpack.encode(packet)
-                os.write(_connection(), encoded)
+            case Deed.SEND | Deed.FLOOD:
+                self._send()
             case _:
                 assert_never(self.deed)
+
+    def _send(self) -> None:
+        packet, connection = self.packet, _connection()
+        encoded = packet if isinstance(packet, bytes) else msgspec.msgpack.encode(packet)
+        os.write(connection, encoded)
+        while self.deed is Deed.FLOOD:
+            os.write(connection, encoded)
 
     def _end(self) -> NoReturn:
         if self.deed is Deed.EXIT:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.engine.workers.lifecycle import LifecycleState
-from phalanx.engine.workers.messages import Cancel, Hello, Ready, Stopped
+from phalanx.engine.workers.messages import Cancel, Finished, Hello, Ready, Stopped
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.schema.limits import Limits
 from phalanx.testing import ManualClock
@@ -363,6 +363,25 @@ def test_the_owner_can_fail_the_group(started, listener):
     assert listener.failures.get() is reason and supervisor.failure is reason
     supervisor.close()
     assert listener.failures.empty() and supervisor.pids == ()
+
+
+class ForgetfulRecorder(Recorder):
+    """Remembers events only."""
+
+    def received(self, placement, reply, events):
+        if events:
+            super().received(placement, reply, events)
+
+
+@pytest.mark.long
+def test_a_worker_that_never_stops_talking_hides_neither_others_nor_the_time(started):
+    listener = ForgetfulRecorder()
+    supervisor = started(shape={"replicas": 2}, listener=listener, execution_timeout_s=1.0)
+    supervisor.submit(0, 1, "talker", Misdeed(Phase.EXECUTING, Deed.FLOOD, packet=Finished(1)))
+    supervisor.submit(1, 2, "sibling", "answered")
+    assert listener.answers(1) == {2: "answered"}
+    supervisor.completed(2)
+    assert "1 request did not end within" in str(listener.failures.get())
 
 
 def test_a_stopped_worker_holds_up_neither_its_senders_nor_its_siblings(started, listener):

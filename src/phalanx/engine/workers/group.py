@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -42,6 +43,8 @@ from phalanx.schema.placement import WorkerPlacement
 
 logger = logging.getLogger(__name__)
 
+_MAX_MESSAGES = 64
+"""How many messages of one worker are taken in a row, so that a busy one does not hide the rest."""
 _STATUS_TIMEOUT_S = 0.02
 """How long a worker whose connection has ended is given to end, so that its status can be told."""
 
@@ -222,7 +225,7 @@ class WorkerGroup:
         if self._over or worker.channel.ended:
             return
         try:
-            for reply, events in worker.channel.receive_all():
+            for reply, events in islice(worker.channel.receive_all(), _MAX_MESSAGES):
                 self._take(worker, reply, events)
         except UndecodablePacketError as error:
             self._blame(faults.malformed(worker, error))
