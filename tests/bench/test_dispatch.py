@@ -123,8 +123,8 @@ def report(**values: float | dict[str, float]) -> Report:
         ),
         (
             "two plain copies",
-            {"8mb_1w_1_p50": 400, "copy_8mb": {"floor": 100}},
-            {"8mb_1w_1_p50": 401, "copy_8mb": {"floor": 100}},
+            {"8mb_1w_1_p50": 400, "copies_8mb": {"floor": 100}, "handovers_8mb": {"floor": 300}},
+            {"8mb_1w_1_p50": 401, "copies_8mb": {"floor": 100}, "handovers_8mb": {"floor": 300}},
         ),
         ("8,000 requests/s", {"600kb_1w_8_rate": 8000}, {"600kb_1w_8_rate": 7999}),
         (
@@ -185,24 +185,51 @@ def test_a_transport_answers_each_observation_and_leaves_no_process(start, name)
     assert psutil.wait_procs(family)[1] == []
 
 
-def test_a_wrong_answer_is_noticed(start, tmp_path):
-    (tmp_path / "wrong.py").write_text(
-        "import numpy as np\n"
-        "from dispatch_protocol import serve\n"
-        "class Wrong:\n"
-        "    def __init__(self, message): pass\n"
-        "    def describe(self): return 'wrong'\n"
-        "    def submit(self, observation): return observation['reply_elements']\n"
-        "    def result(self, pending): return np.zeros(pending, np.float32)\n"
-        "    def close(self): pass\n"
-        "serve(Wrong)\n"
-    )
-    command = [str(PYTHON), str(tmp_path / "wrong.py")]
+SCRIPTED = """
+import json
+from pathlib import Path
+import numpy as np
+from dispatch_protocol import serve
+
+class Scripted:
+    def __init__(self, message):
+        self.folder, self.on_their_way, self.seen = Path(message["scratch"]), 0, []
+    def describe(self):
+        return "answers zeros, and notes how many are on their way when one is awaited"
+    def submit(self, observation):
+        self.on_their_way += 1
+        return observation["reply_elements"]
+    def result(self, pending):
+        self.seen.append(self.on_their_way)
+        self.on_their_way -= 1
+        return np.zeros(pending, np.float32)
+    def close(self):
+        (self.folder / "seen").write_text(json.dumps(self.seen))
+
+serve(Scripted)
+"""
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    script = tmp_path / "scripted.py"
+    script.write_text(SCRIPTED)
     variables = {**environment(PHALANX, PYTHON, 1), "PYTHONPATH": str(WORKERS)}
-    with WorkerProcess("wrong", command, variables, tmp_path / "wrong.log") as worker:
-        worker.ask("start")
-        with pytest.raises(RequestFailedError, match="observation 1 was answered with"):
-            worker.ask("check", count=2, **SMALL)
+    command, log = [str(PYTHON), str(script)], tmp_path / "scripted.log"
+    with WorkerProcess("scripted", command, variables, log) as worker:
+        worker.ask("start", scratch=str(tmp_path))
+        yield worker
+
+
+def test_a_wrong_answer_is_noticed(scripted):
+    with pytest.raises(RequestFailedError, match="observation 1 was answered with"):
+        scripted.ask("check", count=2, **SMALL)
+
+
+def test_the_closed_loop_keeps_as_many_in_flight_as_it_is_told(scripted, tmp_path):
+    scripted.ask("round_trips", count=6, in_flight=3, **SMALL)
+    scripted.close()
+    assert json.loads((tmp_path / "seen").read_text()) == [3, 3, 3, 3, 2, 1]
 
 
 def test_a_whole_run_measures_every_part_and_says_which_goals_are_met(tmp_path, capsys):
@@ -217,7 +244,10 @@ def test_a_whole_run_measures_every_part_and_says_which_goals_are_met(tmp_path, 
             for value in ("1_p50", "1_p99", "1_rate", "1_cpu", "4_p50", "4_p99", "4_rate"):
                 assert (f"{payload}_1w_{value}", system) in values
     assert {system for measure, system in values if measure == "steps_2"} == {"phalanx", "floor"}
-    assert ("ping_pong", "floor") in values and ("copy_600kb", "floor") in values
+    assert ("ping_pong", "floor") in values and {
+        ("copies_600kb", "floor"),
+        ("handovers_600kb", "floor"),
+    } <= values
     order = [each["system"] for each in raw["samples"] if each["measure"] == "1kb_1w_4_rate"]
     assert order == ["phalanx", "queue"] * 2
 

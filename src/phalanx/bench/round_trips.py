@@ -12,6 +12,7 @@ from phalanx.bench.results import Measure, percentile
 from phalanx.bench.turns import Asks
 
 Value = Literal["p50", "p99", "rate", "cpu"]
+FloorKind = Literal["copies", "handovers"]
 _CHECKED = 8
 
 
@@ -28,8 +29,8 @@ def trip_key(payload: str, num_workers: int, in_flight: int, value: Value) -> st
     return f"{payload}_{num_workers}w_{in_flight}_{value}"
 
 
-def copy_key(payload: str) -> str:
-    return f"copy_{payload}"
+def floor_key(kind: FloorKind, payload: str) -> str:
+    return f"{kind}_{payload}"
 
 
 class RoundTrips:
@@ -84,22 +85,27 @@ class RoundTrips:
         return msgspec.convert(answer, _RoundTripTimes)
 
 
-class Copy:
-    """The floor of one direction: the payload is copied once, into memory that is there."""
+class PayloadFloor:
+    """What moving a payload costs at least: `copies`, once in one process into memory that is there;
+    `handovers`, through shared memory into another process's own.
+    """
 
-    def __init__(self, payload: Payload) -> None:
+    def __init__(self, kind: FloorKind, payload: Payload) -> None:
+        self._kind = kind
         self._payload = payload
-        self.measures = (_time(copy_key(payload.key), f"copy of {payload.label}, p50"),)
+        words = "copy" if kind == "copies" else "bare handover"
+        self._key = floor_key(kind, payload.key)
+        self.measures = (_time(self._key, f"{words} of {payload.label}, p50"),)
 
     def warm_up(self, worker: Asks) -> None:
         self._ask(worker, 1)
 
     def run(self, worker: Asks) -> Mapping[str, float]:
         times = self._ask(worker, self._payload.num_requests)
-        return {copy_key(self._payload.key): percentile(times.times_s, 0.5) * 1e6}
+        return {self._key: percentile(times.times_s, 0.5) * 1e6}
 
     def _ask(self, worker: Asks, count: int) -> _Times:
-        answer = worker.ask("copies", num_bytes=self._payload.num_bytes, count=count)
+        answer = worker.ask(self._kind, num_bytes=self._payload.num_bytes, count=count)
         return msgspec.convert(answer, _Times)
 
 
@@ -135,11 +141,12 @@ def round_trips(workload: DispatchWorkload, num_workers: int) -> Iterator[RoundT
             yield RoundTrips(payload, num_workers, in_flight)
 
 
-def floors(workload: DispatchWorkload) -> Iterator[Copy | PingPong]:
+def floors(workload: DispatchWorkload) -> Iterator[PayloadFloor | PingPong]:
     """What the sizes and the machine allow at best."""
     yield PingPong(workload.payloads[0].num_requests)
     for payload in workload.payloads:
-        yield Copy(payload)
+        yield PayloadFloor("copies", payload)
+        yield PayloadFloor("handovers", payload)
 
 
 def _time(key: str, label: str, *, plotted: bool = False) -> Measure:
