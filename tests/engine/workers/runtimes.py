@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from phalanx.engine.workers.messages import Finished
 from phalanx.engine.workers.runtime import WorkerFactorySpec
 from phalanx.schema.limits import Limits
 
@@ -43,6 +44,16 @@ class Printing(Idle):
 
     def close(self):
         print("out while stopping")
+
+
+class Talkative(Idle):
+    """Says much of each request before it fails."""
+
+    def serve(self, channel):
+        command, _ = channel.receive()
+        for _ in range(200):
+            channel.send(Finished(command.number))
+        raise ValueError("these were my last words")
 
 
 def observing(config):

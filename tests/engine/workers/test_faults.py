@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import signal
+import threading
 
 import pytest
 
@@ -14,6 +15,7 @@ from phalanx.engine.workers.messages import Cancel, Hello, Ready, Stopped
 from phalanx.errors import EngineUnavailableError
 from phalanx.schema.limits import Limits
 from phalanx.testing.worker_runtimes import Deed, Held, Misdeed, Phase
+from tests.engine.workers.runtimes import factory
 from tests.engine.workers.supervised import Recorder, in_background, is_alive, kill
 
 GARBAGE = b"\xff no message"
@@ -266,6 +268,19 @@ def test_a_reply_that_its_owner_cannot_handle_fails_the_group(build):
     error = listener.failures.get()
     assert "could not be handled: ValueError: no such request" in str(error)
     assert isinstance(error.__cause__, ValueError)
+
+
+def test_what_a_worker_said_is_heard_to_its_last_word(build):
+    heard = threading.Event()
+    listener = Recorder(on_reply=lambda *reply: heard.wait())
+    supervisor = build(listener=listener, factory=factory("Talkative"))
+    supervisor.start()
+    (pid,) = supervisor.pids
+    supervisor.submit(0, 1, "a", None)
+    while is_alive(pid):
+        os.sched_yield()
+    heard.set()
+    assert "failed while serving: ValueError: these were my" in str(listener.failures.get())
 
 
 def test_the_owner_can_fail_the_group(started, listener):

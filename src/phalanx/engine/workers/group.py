@@ -87,9 +87,7 @@ class Close:
 
 
 _DEATHS = 1
-"""Their rank among what is ready at once. Messages go first: what a worker sent before its end is
-there when its end is seen, and tells more.
-"""
+"""Their rank among what is ready at once: messages go first, as they tell more."""
 _CLOSED = "the engine was closed"
 
 
@@ -221,12 +219,15 @@ class WorkerGroup:
         if mask & READ:
             self._read(worker)
 
-    def _read(self, worker: Worker) -> None:
+    def _read(self, worker: Worker, at_most: int | None = _MAX_MESSAGES) -> None:
+        """Take what a worker has said, `at_most` so many messages where its words have no end."""
         if self._over or worker.channel.ended:
             return
         try:
-            for reply, events in islice(worker.channel.receive_all(), _MAX_MESSAGES):
+            for reply, events in islice(worker.channel.receive_all(), at_most):
                 self._take(worker, reply, events)
+                if self._over:
+                    return
         except UndecodablePacketError as error:
             self._blame(faults.malformed(worker, error))
         if worker.channel.ended and not self._over:
@@ -273,6 +274,7 @@ class WorkerGroup:
         self._alive.discard(worker)
         self._readiness.forget(worker.process.sentinel)
         status = worker.process.wait()
+        self._read(worker, None)  # its last words tell more
         if self._over:
             return
         if self._stopping is not None:
