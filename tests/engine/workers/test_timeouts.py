@@ -65,6 +65,17 @@ def test_r67_every_expired_request_is_named_and_queueing_counts(started, listene
     assert "young" not in text
 
 
+def test_times_of_many_days_are_as_good_as_any(started, listener):
+    days_s = 100 * 86_400.0
+    supervisor = started(
+        startup_timeout_s=days_s, execution_timeout_s=days_s, shutdown_timeout_s=days_s
+    )
+    supervisor.submit(0, 1, "a", "b")
+    assert listener.answers(1) == {1: "b"}
+    supervisor.submit(0, 2, "c", "d")
+    assert listener.answers(1) == {2: "d"} and supervisor.failure is None
+
+
 def times_woken(supervisor):
     """How often the group's thread has waited for something."""
     path = f"/proc/self/task/{supervisor._thread.native_id}/status"

@@ -9,6 +9,8 @@ from typing import Protocol
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
+MAX_WAIT_S = 86_400.0
+"""A longer wait is cut to this, as the system takes less than 25 days."""
 
 
 class Descriptor(Protocol):
@@ -50,11 +52,11 @@ class Readiness:
             self._selector.unregister(source)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for something to be ready, at most this long, and do what stands for it.
+        """Wait for something to be ready, at most this long or a day, and do what stands for it.
 
         What is called may forget others: those are still called, if they were ready.
         """
-        ready = self._selector.select(timeout_s)
+        ready = self._selector.select(None if timeout_s is None else min(timeout_s, MAX_WAIT_S))
         if len(ready) > 1:
             ready.sort(key=lambda event: event[0].data.rank)
         for key, mask in ready:
