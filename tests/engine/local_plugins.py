@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from phalanx import (
     RuntimeConfig,
 )
 from phalanx import parallel as P
-from phalanx.testing import Counting, CountingArgs
+from phalanx.testing import Counting, CountingArgs, CountRequest
 from phalanx.testing.faulty import Faulty
 
 
@@ -64,3 +65,17 @@ def cpu(tp: int = 1, **runtime) -> EngineConfig:
             dense=DenseParallelConfig(tp_size=tp), attention=AttentionParallelConfig(tp_size=tp)
         ),
     )
+
+
+class HookedCount(CountRequest, frozen=True, kw_only=True):
+    """A count whose pickling first runs `hook`, in the process that pickles it."""
+
+    hook: Callable[[], None]
+
+    def __reduce__(self):
+        self.hook()
+        return _count, (self.count,)
+
+
+def _count(count: int) -> CountRequest:
+    return CountRequest(count=count)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -118,6 +119,40 @@ def test_choice_and_count_are_one_step_whoever_submits_at_once():
         thread.join()
     spread = Counter(live.account.replica for live in requests.live_requests())
     assert spread == {0: 500, 1: 500, 2: 500, 3: 500}
+
+
+def test_all_replicas_get_operations_in_the_same_order():
+    class Ordered(Recording):
+        def __init__(self):
+            self.order = []
+
+        def control(self, op):
+            self.order.append(op)
+            answer = Future()
+            answer.set_result(True)
+            return answer
+
+    replicas = [Ordered(), Ordered()]
+    dispatcher = RequestDispatcher(replicas, RequestTable(ManualClock(), RuntimeConfig(), 2))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(
+                target=lambda first=first: [
+                    dispatcher.control(number) for number in range(first, first + 200)
+                ]
+            )
+            for first in range(0, 1600, 200)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert replicas[0].order == replicas[1].order
+    assert len(replicas[0].order) == 1600
 
 
 def test_nothing_is_accepted_where_no_replica_is_healthy():
@@ -253,3 +288,16 @@ def test_a_consumer_that_never_reads_holds_nobody_up():
         unread = [engine.submit(FaultyRequest(bytes(5000))) for _ in range(2000)]
         assert engine.step(FaultyRequest("last")).payload == "last"
     assert all(len(future.result().payload) == 5000 for future in unread)
+
+
+def test_a_claimed_request_that_is_withdrawn_fails_since_other_ranks_may_compute_it():
+    requests = RequestTable(ManualClock(), RuntimeConfig())
+    sinks = [FutureSink(), FutureSink()]
+    lives = [requests.accept(name, sink) for name, sink in zip("ab", sinks, strict=True)]
+    requests.claim(lives[0])
+    for live in lives:
+        requests.withdraw(live, EngineUnavailableError("closed"))
+    assert isinstance(sinks[0].future.exception(), EngineUnavailableError)
+    assert sinks[1].future.cancelled()
+    statistics = requests.statistics([None])
+    assert (statistics.num_failed, statistics.num_cancelled) == (1, 1)

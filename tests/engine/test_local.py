@@ -21,7 +21,7 @@ from phalanx.server import WorkerSupervisorConfig
 from phalanx.testing import CountDelta, Counting, CountingArgs, CountOutput, CountRequest
 from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyRequest
 
-from .local_plugins import Environment, LoggedCounting, RankSum, cpu
+from .local_plugins import Environment, HookedCount, LoggedCounting, RankSum, cpu
 from .ports import free_base_port
 
 for plugin in (Faulty, Counting, Environment, LoggedCounting, RankSum):
@@ -310,3 +310,46 @@ def test_many_requests_at_once_end_each_exactly_once(pool):
     assert [future.result().payload for future in futures] == list(range(500))
     pool.step(FaultyRequest())
     assert len(ended) == len(set(map(id, ended))) == 500
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["step", "control"])
+def test_waiting_in_a_callback_on_the_workers_thread_is_refused(counters, call):
+    refused = Future()
+
+    def callback(_):
+        try:
+            counters.step(CountRequest(count=1)) if call == "step" else counters.control(Continue())
+        except InvalidRequestError as error:
+            refused.set_result(error)
+
+    assert counters.control(Pause())
+    future = counters.submit(CountRequest(count=1))
+    future.add_done_callback(callback)  # while it cannot have ended
+    assert counters.control(Continue())
+    assert "future's callback" in str(refused.result())
+    assert counters.step(CountRequest(count=2)).numbers == (0, 1)
+    assert counters.statistics().num_in_flight == 0
+
+
+def test_a_cancel_that_comes_while_the_request_is_sent_is_kept(counters):
+    counters.control(Pause())
+    cancelled = []
+    request = HookedCount(count=900, hook=lambda: cancelled.append(counters.cancel("early")))
+    future = counters.submit(request, rid="early")
+    counters.control(Continue())
+    assert cancelled == [True]
+    assert len(future.result().numbers) < 900
+
+
+def test_an_interrupt_while_a_request_is_sent_leaves_nothing_in_flight(counters):
+    before = counters.statistics()
+    for call in (counters.submit, counters.step, counters.stream):
+        with pytest.raises(KeyboardInterrupt):
+            call(HookedCount(count=1, hook=interrupt))
+    after = counters.statistics()
+    assert (after.num_in_flight, after.num_accepted) == (0, before.num_accepted)
+    assert [counters.step(CountRequest(count=1)).numbers for _ in range(2)] == [(0,)] * 2

@@ -286,3 +286,21 @@ def test_an_interrupted_step_leaves_the_queue(echo, block, interrupt_when):
     assert running.result().text == "running"
     assert echo.step(EchoRequest("next"), rid="waiting").text == "next"
     assert echo.statistics().num_cancelled == 1
+
+
+def test_a_step_in_a_callback_of_the_worker_is_refused(echo, block):
+    first = echo.submit(EchoRequest("first", before=block))
+    block.entered.wait()
+    second = echo.submit(EchoRequest("second"))
+    refused = concurrent.futures.Future()
+
+    def callback(_):
+        try:
+            echo.step(EchoRequest("third"))
+        except InvalidRequestError as error:
+            refused.set_result(str(error))
+
+    first.add_done_callback(callback)
+    block.release.set()
+    assert "future's callback" in refused.result()
+    assert second.result().text == "second"

@@ -5,6 +5,7 @@ It chooses between replicas and never addresses a rank.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,6 @@ from phalanx.engine.boundary import run_every
 from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, Sink
-from phalanx.errors import EngineOverloadedError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.limits import Limits
@@ -26,6 +26,7 @@ class RequestDispatcher:
     def __init__(self, replicas: Sequence[ReplicaExecutor], requests: RequestTable) -> None:
         self._replicas = tuple(replicas)
         self._requests = requests
+        self._control_lock = threading.Lock()
 
     @property
     def limits(self) -> Limits:
@@ -40,18 +41,14 @@ class RequestDispatcher:
     def step(self, rid: str, request: Any, sink: CallerSink) -> Any:
         """Execute a request while its caller waits."""
         live = self._requests.accept(rid, sink)
-        try:
-            return self._replicas[live.account.replica].step(live, sink, request)
-        except (InvalidRequestError, EngineOverloadedError):
-            self._requests.reject(live)  # unless it has ended
-            raise
+        return self._replicas[live.account.replica].step(live, sink, request)
 
     def submit(self, rid: str, request: Any, sink: Sink) -> LiveRequest:
         """Queue a request; its outcome goes to `sink`. Raises where it was never started."""
         live = self._requests.accept(rid, sink)
         try:
             self._replicas[live.account.replica].submit(live, request)
-        except (InvalidRequestError, EngineOverloadedError):
+        except BaseException:  # it was refused, or its caller interrupted
             self._requests.reject(live)
             raise
         return live
@@ -62,7 +59,8 @@ class RequestDispatcher:
 
     def control(self, op: ControlOp) -> bool:
         """Apply `op` on every replica; False where one of them refused it."""
-        answers = [replica.control(op) for replica in self._replicas]
+        with self._control_lock:  # so that all replicas get operations in the same order
+            answers = [replica.control(op) for replica in self._replicas]
         return all([answer.result() for answer in answers])
 
     def statistics(self) -> EngineStatistics:

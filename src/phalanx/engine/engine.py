@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +29,7 @@ from phalanx.engine.requests import RequestTable
 from phalanx.engine.sinks import CallerSink, FutureSink
 from phalanx.engine.startup import Startup
 from phalanx.engine.streams import ResponseStream, ThreadSink
-from phalanx.engine_config import EngineArgs, EngineConfig, use_engine_config
+from phalanx.engine_config import EngineArgs, EngineConfig, RuntimeConfig, use_engine_config
 from phalanx.errors import (
     EngineOverloadedError,
     EngineUnavailableError,
@@ -36,7 +38,7 @@ from phalanx.errors import (
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.deployment import DeploymentConfig
-from phalanx.schema.launch import choose_mode
+from phalanx.schema.launch import Mode, choose_mode
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import EngineStatistics
 
@@ -77,7 +79,7 @@ class Engine:
         self._mode = choose_mode(self._deployment, world, settings.launcher())
         self._clock = clock if clock is not None else SystemClock()
         self._requests = RequestTable(
-            self._clock, self._config.runtime, self._deployment.replica_count
+            self._clock, self._admission(world), self._deployment.replica_count
         )
         self._mailboxes = Mailboxes()
         self._closed = False
@@ -102,7 +104,7 @@ class Engine:
 
         A start that fails closes the engine.
         """
-        self._startup.dispatcher()
+        self._started()
 
     def step(self, request: Any, *, rid: str | None = None) -> Any:
         """The complete output of `request`; a plain `Entry` computes it in this thread."""
@@ -112,7 +114,8 @@ class Engine:
     def submit(self, request: Any, *, rid: str | None = None) -> Future[Any]:
         """A future of the complete output.
 
-        It can be cancelled until the request reaches the plugin. On a closed or failed engine
+        It can be cancelled until the request reaches the plugin, in workers not at all. Its
+        callbacks run on a thread of the engine and must not wait for anything. On a closed or failed engine
         it has failed already; a request that is refused for its own sake raises here.
         """
         sink = FutureSink()
@@ -152,7 +155,7 @@ class Engine:
 
         Returns when it has been applied; after `Pause(ABORT)` the aborted requests have ended.
         """
-        return self._startup.dispatcher().control(op)
+        return self._started().control(op)
 
     def statistics(self) -> EngineStatistics:
         """Counts of requests, in all and by replica, and loops' newest counters; never waits."""
@@ -189,12 +192,12 @@ class Engine:
 
         None where the replicas run in workers.
         """
-        return self._startup.dispatcher().entry
+        return self._started().entry
 
     @property
     def limits(self) -> Limits:
         """Bounds on requests, as the loaded plugin reported them."""
-        return self._startup.dispatcher().limits
+        return self._started().limits
 
     @property
     def deployment(self) -> DeploymentConfig:
@@ -234,9 +237,23 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _admission(self, world: int) -> RuntimeConfig:
+        """A launcher's ranks must all accept the same requests, however fast each of them is."""
+        runtime = self._config.runtime
+        if self._mode is Mode.EXTERNAL and world > 1:
+            return replace(runtime, max_pending_requests=sys.maxsize)
+        return runtime
+
+    def _started(self) -> RequestDispatcher:
+        try:
+            return self._startup.dispatcher()
+        finally:
+            if self._startup.current is None:  # nothing to close, and nothing ever will be
+                atexit.unregister(self.close)
+
     def _check(self, request: Any, rid: str | None) -> tuple[str, RequestDispatcher]:
         """Refuse what can never be served; returns the request's id and who takes it."""
-        dispatcher = self._startup.dispatcher()
+        dispatcher = self._started()
         try:
             with use_engine_config(self._config):
                 check_request(self._plugin, dispatcher.limits, request, rid)

@@ -6,11 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from phalanx import parallel as P
-from phalanx.engine.boundary import run_every
+from phalanx.clock import SystemClock
+from phalanx.engine.boundary import Raised, attempt, run_every
 from phalanx.engine.lockstep.rank_links import (
     Address,
     FollowerLink,
@@ -20,6 +23,9 @@ from phalanx.engine.lockstep.rank_links import (
 )
 from phalanx.engine_config import EngineConfig, use_engine_config
 from phalanx.errors import PhalanxDistError
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 _ADDRESS_BYTES = 512
@@ -57,15 +63,11 @@ class Rank:
         device = self._backend.device
         if place.world > 1:
             self._join(str(device))
-        self.mesh = P.create_mesh(
-            config.parallel,
-            replica_world_size=place.world,
-            device=device,
-            timeout_s=config.runtime.dist_timeout_s,
-        )
-        if place.world > 1:
-            with P.use_mesh(self.mesh):
-                P.warmup_collectives()
+        connected = attempt(partial(self._connect, device))
+        if isinstance(connected, Raised):
+            self._leave_group()
+            raise connected.error
+        self.mesh = connected
 
     @contextmanager
     def activated(self) -> Iterator[None]:
@@ -97,7 +99,8 @@ class Rank:
         if place.is_leader:
             listener = LeaderListener(address_towards(*place.master))
             self._broadcast_address(listener.address)
-            return listener.accept(place.world - 1, timeout_s)
+            others = [rank for rank in range(place.world) if rank != place.rank]
+            return listener.accept(others, timeout_s, SystemClock())
         address = self._broadcast_address(None)
         return FollowerLink(address, place.rank, timeout_s)
 
@@ -107,10 +110,24 @@ class Rank:
 
     def close(self) -> None:
         """Leave the groups of ranks."""
-        steps = [self.mesh.close]
+        run_every([self.mesh.close, self._leave_group])
+
+    def _connect(self, device: torch.device) -> P.Mesh:
+        mesh = P.create_mesh(
+            self.config.parallel,
+            replica_world_size=self.place.world,
+            device=device,
+            timeout_s=self.config.runtime.dist_timeout_s,
+        )
+        if self.place.world > 1:
+            with P.use_mesh(mesh):
+                P.warmup_collectives()
+        return mesh
+
+    def _leave_group(self) -> None:
         if self._owns_group:
-            steps.append(P.destroy_process_group)
-        run_every(steps)
+            self._owns_group = False
+            P.destroy_process_group()
 
     def _join(self, device: str) -> None:
         place = self.place
@@ -123,6 +140,8 @@ class Rank:
                 )
             return
         host, port = place.master
+        if ":" in host:
+            host = f"[{host}]"
         try:
             P.init_process_group(
                 device=device,

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from phalanx.schema.statistics import QUEUE_TIME_BUCKETS_S, LoopStatistics, ReplicaStatistics
 
 
@@ -108,3 +110,10 @@ def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:
         if name != "paused"
     }
     return LoopStatistics(**counts, paused=all(loop.paused for loop in known))
+
+
+def idle(loop: LoopStatistics) -> LoopStatistics:
+    """The counters of a loop that has ended: what it held is gone, what it did stays."""
+    return msgspec.structs.replace(
+        loop, num_running=0, num_waiting=0, last_batch_size=0, pool_used_tokens=0
+    )

@@ -182,8 +182,13 @@ class RequestTable:
             self._wake({live.sink.mailbox})
 
     def withdraw(self, live: LiveRequest, error: PhalanxError) -> None:
-        """End a request that has not reached the plugin: its future becomes cancelled."""
-        if self._remove(live):
+        """End a request that has not reached the plugin: its future becomes cancelled.
+
+        Unless it was claimed all the same, since other ranks may compute it: then it fails.
+        """
+        if live.claimed:
+            self.end(live, Failed(live.rid, error))
+        elif self._remove(live):
             live.sink.withdraw(error, self._clock.monotonic_s())
             if live.sink.mailbox is not None:
                 self._wake({live.sink.mailbox})

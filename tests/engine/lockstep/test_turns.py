@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import DeviceConfig, EngineConfig, EngineUnavailableError, RuntimeConfig
+from phalanx.clock import SystemClock
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.loop_thread import LoopThread
 from phalanx.engine.lockstep.messages import Cancel, Start
@@ -91,7 +94,9 @@ def linked(num_followers):
     listener = LeaderListener("127.0.0.1")
     accepted = Future()
     thread = threading.Thread(
-        target=lambda: accepted.set_result(listener.accept(num_followers, 10.0))
+        target=lambda: accepted.set_result(
+            listener.accept(range(1, num_followers + 1), 10.0, SystemClock())
+        )
     )
     thread.start()
     followers = [FollowerLink(listener.address, rank + 1, 10.0) for rank in range(num_followers)]
@@ -214,7 +219,9 @@ def test_a_lost_leader_fails_its_followers():
 def test_a_stranger_without_the_token_is_turned_away():
     listener = LeaderListener("127.0.0.1")
     accepted = Future()
-    thread = threading.Thread(target=lambda: accepted.set_result(listener.accept(1, 10.0)))
+    thread = threading.Thread(
+        target=lambda: accepted.set_result(listener.accept([1], 10.0, SystemClock()))
+    )
     thread.start()
     address = listener.address
     stranger = FollowerLink(Address(address.host, address.port, b"x" * 16), 1, 10.0)
@@ -232,7 +239,7 @@ def test_a_stranger_without_the_token_is_turned_away():
 def test_an_absent_follower_is_named_by_number():
     listener = LeaderListener("127.0.0.1")
     with pytest.raises(PhalanxDistError, match="only 0 of 1 ranks reached the leader"):
-        listener.accept(1, 0.01)
+        listener.accept([1], 0.01, SystemClock())
 
 
 class NotedLinks:
@@ -257,9 +264,12 @@ def test_s9_a_leader_waits_for_a_last_tick_and_announces_one_turn_ahead_at_most(
     turns = LeaderTurns(requests, links)
     live = requests.accept("one", FutureSink())
     inbox.put(Start(live, CountRequest(count=1)))
-    assert turns.take(inbox, wait=True) == [Start(live, CountRequest(count=1))]
+    taken = deque()
+    turns.take(inbox, taken, wait=True)
+    assert list(taken) == [Start(live, CountRequest(count=1))]
     turns.settle([Delta("one", None)])
-    assert turns.take(inbox, wait=False) == []
+    turns.take(inbox, taken, wait=False)
+    assert len(taken) == 1
     turns.settle([Final("one", None)])
     start = StartStep(live.number)
     assert links.calls == [
@@ -279,7 +289,84 @@ def test_a_request_that_was_cancelled_before_it_came_is_started_and_cancelled_ev
     )
     live = requests.accept("one", FutureSink())
     live.cancelled = True
-    inbox.put(Cancel(live))
     inbox.put(Start(live, CountRequest(count=1)))
-    LeaderTurns(requests, links).take(inbox, wait=True)
+    LeaderTurns(requests, links).take(inbox, deque(), wait=True)
     assert links.calls[-1][2] == [StartStep(live.number), CancelStep(live.number)]
+
+
+def test_a_silent_stranger_does_not_keep_a_rank_out():
+    listener = LeaderListener("127.0.0.1")
+    address = listener.address
+    with socket.create_connection((address.host, address.port)):
+        accepted = Future()
+        thread = threading.Thread(
+            target=lambda: accepted.set_result(
+                listener.accept([1], 60.0, SystemClock(), greeting_s=0.05)
+            )
+        )
+        thread.start()
+        follower = FollowerLink(address, 1, 10.0)
+        leader = accepted.result()
+        thread.join()
+    leader.announce(1, [])
+    assert follower.next_turn() == (1, [])
+    follower.close()
+    leader.close()
+
+
+@pytest.mark.parametrize("rank", [0, 2, 1])
+def test_a_rank_that_is_not_awaited_or_comes_twice_is_turned_away(rank):
+    listener = LeaderListener("127.0.0.1")
+    accepted = Future()
+    thread = threading.Thread(
+        target=lambda: accepted.set_result(listener.accept([1, 3], 10.0, SystemClock()))
+    )
+    thread.start()
+    address = listener.address
+    first = FollowerLink(address, 1, 10.0)
+    wrong = FollowerLink(address, rank, 10.0)
+    with pytest.raises(PhalanxDistError, match="is gone"):
+        wrong.next_turn()
+    third = FollowerLink(address, 3, 10.0)
+    leader = accepted.result()
+    thread.join()
+    for link in (first, wrong, third, leader):
+        link.close()
+
+
+def test_ids_may_come_again_at_once(replica):
+    for _ in range(200):
+        started = [rank.start("same", 2) for rank in reversed(replica.ranks)]
+        assert started[-1][1].result().numbers == (0, 1)
+
+
+def test_an_operation_that_was_taken_when_a_rank_was_lost_is_answered():
+    leader, (follower,) = linked(1)
+    rank = OneRank(lambda requests: LeaderTurns(requests, leader))
+    follower.close()
+    answers = [rank.loop.control(Continue()) for _ in range(3)]
+    for answer in answers:  # the first ones may be applied before the loss is noticed
+        assert answer.exception() is None or isinstance(answer.exception(), EngineUnavailableError)
+    assert isinstance(rank.loop.control(Continue()).exception(), EngineUnavailableError)
+    rank.loop.close()
+
+
+def test_an_operation_that_no_turn_took_is_answered_at_a_follower():
+    leader, (follower,) = linked(1)
+    rank = OneRank(lambda requests: FollowerTurns(requests, follower))
+    answer = rank.loop.control(Continue())
+    other, _ = rank.start("one", 3)
+    leader.announce(1, [StartStep(other.number)])
+    leader.await_turn(1)
+    leader.close()
+    assert isinstance(answer.exception(), EngineUnavailableError)
+    rank.loop.close()
+
+
+def test_a_leader_gives_up_a_follower_that_does_not_come_along():
+    leader, (follower,) = linked(1)
+    rank = OneRank(lambda requests: LeaderTurns(requests, leader, patience_s=0.05))
+    _, future = rank.start("one", 1)  # its follower never acknowledges a turn
+    rank.loop.close()
+    assert isinstance(future.exception(), EngineUnavailableError)
+    follower.close()

@@ -77,6 +77,8 @@ class LocalDeployment:
         return self._executors
 
     def close(self) -> None:
+        # First whoever waits: workers may take their time to stop.
+        self._end_all(EngineUnavailableError("the engine is closed"))
         self._supervisor.close()
         self._end_all(EngineUnavailableError("the engine is closed"))
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from phalanx.clock import Clock
+from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.loop_thread import LoopThread
 from phalanx.engine.lockstep.messages import Cancel, Start
@@ -38,7 +39,11 @@ class BatchingExecutor:
         self._requests = requests
         load = partial(EngineCore[BatchingEntry], plugin, plugin_args, rank.config, clock)
         turns = create_turns(rank, requests)
-        self._loop = LoopThread(load, rank, turns, requests, on_failure)
+        loop = attempt(partial(LoopThread, load, rank, turns, requests, on_failure))
+        if isinstance(loop, Raised):
+            turns.close()
+            raise loop.error
+        self._loop = loop
 
     @property
     def entry(self) -> BatchingEntry:

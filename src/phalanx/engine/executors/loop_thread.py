@@ -21,6 +21,7 @@ from phalanx.engine.core import EngineCore
 from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start
 from phalanx.engine.lockstep.turns import Turns
 from phalanx.engine.ranks import Rank
+from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Failed
@@ -146,12 +147,13 @@ class LoopThread:
                 if not live.cancelled:
                     live.cancelled = True
                     self.post(Cancel(live))
+            self._turns.finish()
             if self._aborting:
                 self._answer_aborts(entry)
 
     def _take_turn(self, entry: BatchingEntry) -> bool:
         """Handle the messages of the next turn; False when told to close."""
-        self._taken.extend(self._turns.take(self._inbox, wait=not entry.busy))
+        self._turns.take(self._inbox, self._taken, wait=not entry.busy)
         if not self._taken:
             return True
         while self._taken:
@@ -214,9 +216,11 @@ class LoopThread:
                 self._requests.end(live, Failed(live.rid, self._requests.unavailable()))
             else:
                 self._requests.withdraw(live, self._requests.unavailable())
+        self._taken.extend(self._turns.unused())
         while not self._inbox.empty():
             self._taken.append(self._inbox.get())
         answers = [aborting.answer for aborting in self._aborting]
         answers += [message.answer for message in self._taken if isinstance(message, Control)]
         for answer in answers:
             answer.set_exception(self._requests.unavailable())
+        self.statistics = idle(self.statistics)

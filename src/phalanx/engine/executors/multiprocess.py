@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from phalanx.engine.registry import PluginClass
+from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
 from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished
@@ -59,13 +60,24 @@ class MultiprocessExecutor:
         self._supervisor = supervisor
         self._lock = threading.Lock()
         self._sent: dict[int, Sent] = {}
+        # Requests whose caller was interrupted while they were sent: what is said of them is void.
+        self._abandoned: set[int] = set()
         self._answers: dict[int, Future[bool]] = {}
         self._control_numbers = count()
         self._has_failed = False
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
-        self.submit(live, request)
-        return sink.future.result()
+        try:
+            self._refuse_on_workers_thread("step")
+        except InvalidRequestError:
+            self._requests.reject(live)
+            raise
+        try:
+            self.submit(live, request)
+            return sink.future.result()
+        finally:
+            if not sink.future.done():  # interrupted
+                self.cancel(live)
 
     def submit(self, live: LiveRequest, request: Any) -> None:
         # From here on its future is running, and cannot be cancelled.
@@ -76,13 +88,24 @@ class MultiprocessExecutor:
             num_bytes = self._supervisor.submit(self._replica_id, live.number, live.rid, request)
         except (InvalidRequestError, EngineOverloadedError):
             self._unsend(live)
+            self._requests.reject(live)
             raise
         except EngineUnavailableError as error:
             self._unsend(live)
             self._requests.refuse(error)  # nobody may find the engine whole after this
             self._requests.end(live, Failed(live.rid, error))
             return
+        except BaseException:  # interrupted, perhaps after some rank was sent the request
+            with self._lock:
+                self._abandoned.add(live.number)
+            self._unsend(live)
+            self._requests.reject(live)
+            if self._is_batching:
+                self._send(Cancel(live.number))
+            raise
         self._requests.carried(live, request_bytes=num_bytes)
+        if live.cancelled:  # before it was sent, when the workers did not know it
+            self._send(Cancel(live.number))
 
     def cancel(self, live: LiveRequest) -> bool:
         if not self._is_batching:
@@ -99,15 +122,20 @@ class MultiprocessExecutor:
                 f"operations such as {type(op).__name__}",
                 field="op",
             )
+        self._refuse_on_workers_thread("control")
         answer: Future[bool] = Future()
         with self._lock:
+            has_failed = self._has_failed
             number = next(self._control_numbers)
-            if not self._has_failed:
+            if not has_failed:
                 self._answers[number] = answer
-        if not self._send(Apply(number, op)):
+        if has_failed:
+            answer.set_exception(self._requests.unavailable())
+        elif not self._send(Apply(number, op)):
             with self._lock:
-                unanswered = self._answers.pop(number, None) is not None or self._has_failed
-            if unanswered and not answer.done():
+                # Unless whoever failed the workers has taken and answered it.
+                unanswered = self._answers.pop(number, None) is not None
+            if unanswered:
                 answer.set_exception(self._requests.unavailable())
         return answer
 
@@ -118,6 +146,8 @@ class MultiprocessExecutor:
         events: list[tuple[int, Event]],
     ) -> None:
         """What a worker of this replica said; on the supervisor's thread."""
+        if self._has_failed:
+            return  # nobody waits for it any more
         match reply:
             case Finished(number=number):
                 sent = self._find(placement, number)
@@ -137,6 +167,8 @@ class MultiprocessExecutor:
         """The workers are gone: nobody will answer any more."""
         with self._lock:
             self._has_failed = True
+            if self.loop_statistics is not None:
+                self.loop_statistics = idle(self.loop_statistics)
             answers = list(self._answers.values())
             self._answers.clear()
             self._sent.clear()
@@ -150,15 +182,17 @@ class MultiprocessExecutor:
         self, placement: WorkerPlacement, reply: Events, events: list[tuple[int, Event]]
     ) -> None:
         """What happened to requests of a batching plugin, whose ranks agree on it."""
-        for position, (number, event) in enumerate(events):
+        known: list[Event] = []
+        for number, event in events:
             sent = self._find(placement, number)
             if sent is None:
-                return
-            if position == 0:
+                continue
+            if not known:
                 self._requests.carried(sent.live, response_bytes=reply.payload.num_bytes)
+            known.append(event)
             if isinstance(event, Final | Failed):
                 self._forget(number)
-        for live in self._requests.deliver(event for _, event in events):
+        for live in self._requests.deliver(known):
             self.cancel(live)
 
     def _executed(
@@ -213,15 +247,23 @@ class MultiprocessExecutor:
             return False
         return True
 
+    def _refuse_on_workers_thread(self, verb: str) -> None:
+        if self._supervisor.is_current:
+            raise InvalidRequestError(
+                f"{verb}() waits for the workers and was called on the thread that hears them, in "
+                "a future's callback; call it from another thread"
+            )
+
     def _unsend(self, live: LiveRequest) -> None:
         with self._lock:
             self._sent.pop(live.number, None)
 
     def _find(self, placement: WorkerPlacement, number: int) -> Sent | None:
-        """A request that this replica has; None fails the workers."""
+        """A request that this replica has. One that it never had fails the workers."""
         with self._lock:
             sent = self._sent.get(number)
-        if sent is None:
+            abandoned = number in self._abandoned
+        if sent is None and not abandoned:
             self._malformed(placement, f"it spoke of request {number}, which it does not have")
         return sent
 

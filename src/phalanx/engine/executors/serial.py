@@ -78,9 +78,12 @@ class SerialExecutor:
         return self._core.limits
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
-        if self._active is threading.current_thread():
+        if threading.current_thread() in (self._active, self._worker):
             self._requests.reject(live)
-            raise InvalidRequestError("step() was called from inside a step of the same engine")
+            raise InvalidRequestError(
+                "step() was called from inside a step of the same engine, or in a future's callback "
+                "on the thread that would have to compute it; call it from another thread"
+            )
         turn = Turn(live, request, by_caller=True)
         try:
             self._await_turn(turn, sink)
@@ -126,8 +129,8 @@ class SerialExecutor:
             queued = list(self._queue)
             self._queue.clear()
             worker = self._worker
-        for turn in queued:
-            self._requests.withdraw(turn.live, self._requests.unavailable())
+        error = self._requests.unavailable
+        run_every([partial(self._requests.withdraw, turn.live, error()) for turn in queued])
         with self._changed:
             self._changed.notify_all()
             if self._active is threading.current_thread():

@@ -10,13 +10,17 @@ import secrets
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import msgspec
 
+from phalanx.clock import Clock
 from phalanx.errors import PhalanxDistError
 
 _LENGTH = struct.Struct("!I")
 _TOKEN_BYTES = 16
+_GREETING_BYTES = _TOKEN_BYTES + _LENGTH.size
+GREETING_S = 5.0
 _MAX_PACKET = 1 << 24
 
 
@@ -62,33 +66,63 @@ class LeaderListener:
     """The leader's end before the others have come; its `address` goes to them by a broadcast."""
 
     def __init__(self, host: str) -> None:
-        self._listener = socket.create_server((host, 0))
-        self.address = Address(
-            host, self._listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES)
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        port: int = self._listener.getsockname()[1]
+        self.address = Address(host, port, secrets.token_bytes(_TOKEN_BYTES))
 
-    def accept(self, num_followers: int, timeout_s: float) -> LeaderLinks:
-        """Wait for every other rank; whoever does not know the token is turned away."""
+    def accept(
+        self,
+        ranks: Sequence[int],
+        timeout_s: float,
+        clock: Clock,
+        *,
+        greeting_s: float = GREETING_S,
+    ) -> LeaderLinks:
+        """Wait for these ranks; whoever does not know the token, or is silent for `greeting_s`, is
+        turned away.
+
+        Raises `PhalanxDistError` where they have not all come within `timeout_s`.
+        """
+        due_s = clock.monotonic_s() + timeout_s
         links: dict[int, socket.socket] = {}
-        with self._listener:
-            while len(links) < num_followers:
-                self._listener.settimeout(timeout_s)
-                try:
-                    link, _ = self._listener.accept()
-                    link.settimeout(timeout_s)
-                    greeting = _receive(link)
-                except TimeoutError:
+        with self._listener, ExitStack() as undo:
+            while len(links) < len(ranks):
+                left_s = due_s - clock.monotonic_s()
+                link = self._next(left_s) if left_s > 0 else None
+                if link is None:
                     raise PhalanxDistError(
-                        f"only {len(links)} of {num_followers} ranks reached the leader within "
+                        f"only {len(links)} of {len(ranks)} ranks reached the leader within "
                         f"{timeout_s:g} s"
-                    ) from None
-                if greeting is None or greeting[:-4] != self.address.token:
+                    )
+                undo.callback(link.close)
+                # A silent stranger keeps the others waiting for a moment only.
+                link.settimeout(min(left_s, greeting_s))
+                rank = self._greeted(link)
+                if rank is None or rank not in ranks or rank in links:
                     link.close()
-                    continue
-                link.settimeout(None)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                links[_LENGTH.unpack(greeting[-4:])[0]] = link
+                else:
+                    _keep_alive(link)
+                    links[rank] = link
+            undo.pop_all()
         return LeaderLinks(links)
+
+    def _next(self, timeout_s: float) -> socket.socket | None:
+        self._listener.settimeout(timeout_s)
+        try:
+            return self._listener.accept()[0]
+        except TimeoutError:
+            return None
+
+    def _greeted(self, link: socket.socket) -> int | None:
+        """The rank that says the token; None for anybody else."""
+        greeting = _receive(link, _GREETING_BYTES)
+        if greeting is None or len(greeting) != _GREETING_BYTES:
+            return None
+        if not secrets.compare_digest(greeting[:_TOKEN_BYTES], self.address.token):
+            return None
+        rank: int = _LENGTH.unpack(greeting[_TOKEN_BYTES:])[0]
+        return rank
 
 
 class LeaderLinks:
@@ -118,6 +152,11 @@ class LeaderLinks:
                     raise _lost(rank)
                 self._acknowledged[rank] = _LENGTH.unpack(received)[0]
 
+    def interrupt(self) -> None:
+        """From any thread: nobody is waited for any more."""
+        for link in self._links.values():
+            _shut_down(link)
+
     def close(self) -> None:
         for link in self._links.values():
             link.close()
@@ -133,8 +172,7 @@ class FollowerLink:
             raise PhalanxDistError(
                 f"rank {rank} cannot reach its leader at {address.host}:{address.port}: {error}"
             ) from error
-        self._link.settimeout(None)
-        self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(self._link)
         _send(self._link, address.token + _LENGTH.pack(rank))
         self._interrupted = False
         self._decoder = msgspec.msgpack.Decoder(_Turn)
@@ -160,10 +198,7 @@ class FollowerLink:
     def interrupt(self) -> None:
         """From any thread: `next_turn` returns None."""
         self._interrupted = True
-        try:
-            self._link.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it is closed already
+        _shut_down(self._link)
 
     def close(self) -> None:
         self._link.close()
@@ -171,10 +206,34 @@ class FollowerLink:
 
 def address_towards(host: str, port: int) -> str:
     """This machine's address as seen by whoever reaches `host`; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        found: str = probe.getsockname()[0]
-        return found
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            found: str = probe.getsockname()[0]
+    except OSError as error:
+        raise PhalanxDistError(
+            f"no way leads from here to {host!r}, where ranks meet: {error}"
+        ) from error
+    return found
+
+
+def _keep_alive(link: socket.socket) -> None:
+    """Wait for ever from here on, but notice a machine that is gone."""
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        option = getattr(socket, name, None)  # not every system has them
+        if option is not None:
+            link.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _shut_down(link: socket.socket) -> None:
+    try:
+        link.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed already
 
 
 def _lost(rank: int) -> PhalanxDistError:
@@ -185,15 +244,15 @@ def _send(link: socket.socket, packet: bytes) -> None:
     link.sendall(_LENGTH.pack(len(packet)) + packet)
 
 
-def _receive(link: socket.socket) -> bytes | None:
-    """The next packet; None where the other end has closed."""
+def _receive(link: socket.socket, limit: int = _MAX_PACKET) -> bytes | None:
+    """The next packet; None where the other end has closed, is lost, or sends a larger one."""
     try:
         length = _exactly(link, _LENGTH.size)
         if length is None:
             return None
         size = _LENGTH.unpack(length)[0]
-        return _exactly(link, size) if size <= _MAX_PACKET else None
-    except ConnectionError:
+        return _exactly(link, size) if size <= limit else None
+    except OSError:
         return None
 
 

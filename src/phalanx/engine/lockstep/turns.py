@@ -7,7 +7,9 @@ exactly that, turn by turn, so that all of them form the same batches and choose
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -26,6 +28,7 @@ from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.schema.events import Event, Failed, Final
 
 Inbox = SimpleQueue[Message]
+PATIENCE_S = 10.0
 
 
 class Turns(Protocol):
@@ -37,15 +40,24 @@ class Turns(Protocol):
 
     patience_s: float | None
 
-    def take(self, inbox: Inbox, *, wait: bool) -> list[Message]:
-        """The messages of the next turn, `Close` at most as the last.
+    def take(self, inbox: Inbox, taken: deque[Message], *, wait: bool) -> None:
+        """Append the messages of the next turn to `taken`, `Close` at most as the last.
 
-        Started requests have been claimed. `wait`: there is nothing else to do.
+        Started requests have been claimed. `wait`: there is nothing else to do. Where this raises,
+        what it took out of the inbox is in `taken` or `unused`.
         """
         ...
 
     def settle(self, events: Sequence[Event]) -> None:
         """The turn's tick is done; returns when `events` may be handed out."""
+        ...
+
+    def finish(self) -> None:
+        """The turn's events were handed out."""
+        ...
+
+    def unused(self) -> list[Message]:
+        """What was taken out of the inbox and belongs to no turn yet."""
         ...
 
     def interrupt(self) -> None:
@@ -65,30 +77,34 @@ class SoloTurns:
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
 
-    def take(self, inbox: Inbox, *, wait: bool) -> list[Message]:
-        messages: list[Message] = []
-        while (wait and not messages) or not inbox.empty():
+    def take(self, inbox: Inbox, taken: deque[Message], *, wait: bool) -> None:
+        while wait or not inbox.empty():
+            wait = False  # what came may be void; the caller may have something to answer then
             message = inbox.get()
             match message:
                 case Start(live=live):
                     if self._requests.claim(live):
-                        messages.append(message)
+                        taken.append(message)
                         if live.cancelled:  # before it came here
-                            messages.append(Cancel(live))
+                            taken.append(Cancel(live))
                 case Cancel(live=live):
                     # Its id may belong to a later request by now.
                     if live.claimed and self._requests.find(live.rid) is live:
-                        messages.append(message)
+                        taken.append(message)
                 case Control():
-                    messages.append(message)
+                    taken.append(message)
                 case Close():
-                    return [*messages, message]
-            if wait and not messages and inbox.empty():
-                return messages  # what came was void; the caller may have something to answer
-        return messages
+                    taken.append(message)
+                    return
 
     def settle(self, events: Sequence[Event]) -> None:
         pass
+
+    def finish(self) -> None:
+        pass
+
+    def unused(self) -> list[Message]:
+        return []
 
     def interrupt(self) -> None:
         pass
@@ -100,27 +116,35 @@ class SoloTurns:
 class LeaderTurns:
     """The rank that answers: it takes messages as a rank alone does and announces them."""
 
-    patience_s: float | None = None
-
-    def __init__(self, requests: RequestTable, links: LeaderLinks) -> None:
+    def __init__(
+        self, requests: RequestTable, links: LeaderLinks, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.patience_s: float | None = patience_s
         self._solo = SoloTurns(requests)
         self._links = links
         self._turn = 0
 
-    def take(self, inbox: Inbox, *, wait: bool) -> list[Message]:
-        messages = self._solo.take(inbox, wait=wait)
+    def take(self, inbox: Inbox, taken: deque[Message], *, wait: bool) -> None:
+        num_before = len(taken)
+        self._solo.take(inbox, taken, wait=wait)
         # The slowest rank has one unfinished turn at most, so that nothing piles up between ranks.
         self._links.await_turn(self._turn - 1)
         self._turn += 1
-        self._links.announce(self._turn, [_step(message) for message in messages])
-        return messages
+        steps = [_step(message) for message in islice(taken, num_before, None)]
+        self._links.announce(self._turn, steps)
 
     def settle(self, events: Sequence[Event]) -> None:
         if any(isinstance(event, Final | Failed) for event in events):
             self._links.await_turn(self._turn)
 
-    def interrupt(self) -> None:
+    def finish(self) -> None:
         pass
+
+    def unused(self) -> list[Message]:
+        return []
+
+    def interrupt(self) -> None:
+        self._links.interrupt()
 
     def close(self) -> None:
         self._links.close()
@@ -129,21 +153,22 @@ class LeaderTurns:
 class FollowerTurns:
     """Another rank: it takes what the leader announces, and waits for what has yet to come here."""
 
-    patience_s: float | None = 10.0
-
-    def __init__(self, requests: RequestTable, link: FollowerLink) -> None:
+    def __init__(
+        self, requests: RequestTable, link: FollowerLink, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.patience_s: float | None = patience_s
         self._requests = requests
         self._link = link
         self._turn = 0
         self._arrived: dict[tuple[type[Message], int], Message] = {}
         self._started: weakref.WeakValueDictionary[int, LiveRequest] = weakref.WeakValueDictionary()
 
-    def take(self, inbox: Inbox, *, wait: bool) -> list[Message]:
+    def take(self, inbox: Inbox, taken: deque[Message], *, wait: bool) -> None:
         announced = self._link.next_turn()
         if announced is None:
-            return [Close()]
+            taken.append(Close())
+            return
         self._turn, steps = announced
-        messages: list[Message] = []
         for step in steps:
             match step:
                 case StartStep(number=number):
@@ -157,13 +182,19 @@ class FollowerTurns:
                     message = self._await(Control, number, inbox)
                 case CloseStep():
                     message = Close()
-            messages.append(message)
+            taken.append(message)
             if isinstance(message, Close):
-                break
-        return messages
+                return
 
     def settle(self, events: Sequence[Event]) -> None:
+        pass
+
+    def finish(self) -> None:
+        # Not before the turn's ended requests are forgotten here: their ids may come again at once.
         self._link.acknowledge(self._turn)
+
+    def unused(self) -> list[Message]:
+        return list(self._arrived.values())
 
     def interrupt(self) -> None:
         self._link.interrupt()

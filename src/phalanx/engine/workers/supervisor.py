@@ -71,6 +71,11 @@ class WorkerSupervisor:
         return self._lifecycle.failure
 
     @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the thread that hears the workers."""
+        return threading.current_thread() is self._thread
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """The workers' processes, by `worker_id`; none before the start and after the end."""
         group = self._group
@@ -90,6 +95,7 @@ class WorkerSupervisor:
                     "engine"
                 )
             group = self._open()
+            self._run_in_thread(group)
         try:
             return group.started.result()
         except EngineUnavailableError:
@@ -159,7 +165,7 @@ class WorkerSupervisor:
             group, thread = self._group, self._thread
             if group is not None and self._lifecycle.move(LifecycleState.STOPPING):
                 group.post(Close())
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join()
 
     def _running(self) -> WorkerGroup:
@@ -169,7 +175,7 @@ class WorkerSupervisor:
         return group
 
     def _open(self) -> WorkerGroup:
-        """Connect to the workers that are to come and start the thread that starts them."""
+        """Connect to the workers that are to come."""
         try:
             launches = plan_launches(self._plan, self._factory, self._config, self._target)
             with contextlib.ExitStack() as undo:
@@ -182,22 +188,38 @@ class WorkerSupervisor:
                 )
                 undo.pop_all()
         except BaseException as error:
-            failure = EngineUnavailableError(f"the engine could not start its workers: {error}")
-            failure.__cause__ = error
-            self._lifecycle.fail(failure)
+            failure = self._fail_to_start(error)
             if isinstance(error, OSError):
                 raise failure from error
             raise
-        self._group = group
+        return group
+
+    def _run_in_thread(self, group: WorkerGroup) -> None:
         # A daemon, since an engine that is not closed must not keep the interpreter from leaving.
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(group,), name="phalanx-workers", daemon=True
         )
-        self._thread.start()
+        self._group, self._thread = group, thread
         atexit.register(self.close)
-        return group
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads
+            group.release()
+            atexit.unregister(self.close)
+            self._group = None
+            raise self._fail_to_start(error) from error
+        except BaseException:  # interrupted, perhaps when the thread had begun
+            self._lifecycle.move(LifecycleState.STOPPING)
+            group.post(Close())
+            raise
 
     def _run(self, group: WorkerGroup) -> None:
         group.run()
         atexit.unregister(self.close)
         self._group = None
+
+    def _fail_to_start(self, error: BaseException) -> EngineUnavailableError:
+        failure = EngineUnavailableError(f"the engine could not start its workers: {error}")
+        failure.__cause__ = error
+        self._lifecycle.fail(failure)
+        return failure
