@@ -295,3 +295,12 @@ def test_deployment_types_load_neither_torch_nor_http():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_r39_routing_across_machines_is_refused_and_pointed_at_a_gateway():
+    assert "put a gateway over several" in refused(
+        lambda: DeploymentConfig("external", replica_count=2)
+    )
+    assert "use a launcher" in refused(
+        lambda: DeploymentConfig(process_config=WorkerSupervisorConfig(node_rank=1))
+    )
