@@ -128,7 +128,7 @@ def test_a_worker_notices_that_its_parent_was_killed_and_nothing_is_left():
         parent.join()
         used, left = ours.recv()
         parent.close()
-    assert used == 2 and left == 0
+    assert used == 3 and left == 0
     assert ours_in_shared_memory() == before
 
 

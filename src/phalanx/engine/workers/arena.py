@@ -20,7 +20,9 @@ import numpy as np
 from phalanx.engine.workers.payload import Bytes
 
 MAX_READERS = 64
-_HEADER_BYTES = mmap.PAGESIZE
+CUTOFF_OFFSET = mmap.PAGESIZE
+"""Where the file has a page for a `Cutoff`, of which this module knows no more."""
+_HEADER_BYTES = 2 * mmap.PAGESIZE
 # One cache line a counter, and payloads start on one.
 _LINE_BYTES = 64
 _COUNTER_STRIDE = _LINE_BYTES // 8
@@ -136,5 +138,5 @@ def _map(descriptor: int) -> tuple[memoryview, Bytes]:
     """The readers' counters and the payloads' bytes; unmapped when every view of them is gone."""
     file = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     # An aligned counter of 8 bytes is stored and loaded whole.
-    counters = memoryview(file)[:_HEADER_BYTES].cast("Q")[::_COUNTER_STRIDE]
+    counters = memoryview(file)[: MAX_READERS * _LINE_BYTES].cast("Q")[::_COUNTER_STRIDE]
     return counters, np.frombuffer(file, np.uint8, offset=_HEADER_BYTES)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from phalanx.engine.workers.arena import ArenaReader, ArenaWriter, create_arena
+from phalanx.engine.workers.arena import CUTOFF_OFFSET, ArenaReader, ArenaWriter, create_arena
+from phalanx.engine.workers.cutoff import Cutoff, RankCutoff, map_words
 from phalanx.engine.workers.heap import keep_freed_memory
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
@@ -110,7 +111,10 @@ class ParentChannel:
 class ReplicaSender:
     """Sends commands to the ranks of one replica; safe to use from any thread."""
 
-    def __init__(self, requests: ArenaWriter, channels: tuple[ParentChannel, ...]) -> None:
+    def __init__(
+        self, requests: ArenaWriter, cutoff: Cutoff, channels: tuple[ParentChannel, ...]
+    ) -> None:
+        self._cutoff: Cutoff | None = cutoff
         self._outboxes = tuple(channel.outbox for channel in channels)
         self._payloads: PayloadWriter | None = PayloadWriter(requests)
         self._encoder = msgspec.msgpack.Encoder()
@@ -155,20 +159,34 @@ class ReplicaSender:
         """Send a command to one rank, after what was submitted before; never waits."""
         self._outboxes[rank].put(self._encoder.encode(command))
 
+    def shut_down(self, reason: str) -> None:
+        """Tell every rank to leave, without the requests that none of them has taken yet."""
+        if self._cutoff is not None:
+            self._cutoff.decide()
+        for rank in range(len(self._outboxes)):
+            self.send(Shutdown(reason), rank)
+
     def close(self) -> None:
-        """Send nothing more; the channels are closed by themselves."""
+        """Send no more requests; the channels are closed by themselves."""
         with self._lock:
             self._payloads = None
+        self._cutoff = None
 
 
 class SocketWorkerChannel:
     """A worker's end: the `WorkerChannel` of its runtime."""
 
     def __init__(
-        self, sock: socket.socket, requests: ArenaReader, rank: int, replies: ArenaWriter
+        self,
+        sock: socket.socket,
+        requests: ArenaReader,
+        rank: int,
+        cutoff: RankCutoff,
+        replies: ArenaWriter,
     ) -> None:
         self._socket = PacketSocket(sock)
         self._requests = PayloadReader(requests, rank)
+        self._cutoff = cutoff
         self._replies = PayloadWriter(replies)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
@@ -177,18 +195,25 @@ class SocketWorkerChannel:
     def receive(self) -> tuple[Command, Any] | None:
         """The next command with its decoded request (None for other than `Start`); waits.
 
-        None when the parent has closed its end. Raises `UndecodablePacketError`, with the request's
-        number where only its payload cannot be decoded.
+        Passes over requests that came too late for a shutdown. None when the parent has closed its
+        end. Raises `UndecodablePacketError`, with the request's number where only its payload
+        cannot be decoded.
         """
-        packet = self._socket.receive()
-        if packet is None:
-            return None
-        command = _decode_message(self._decoder, packet)
-        if not isinstance(command, Start):
+        while True:
+            self._cutoff.reach()
+            packet = self._socket.receive()
+            if packet is None:
+                return None
+            command = _decode_message(self._decoder, packet)
+            if isinstance(command, Start) and self._cutoff.admits():
+                return command, self._take(command, packet)
             close_all(packet.descriptors)
-            return command, None
+            if not isinstance(command, Start):
+                return command, None
+
+    def _take(self, command: Start, packet: Packet) -> Any:
         try:
-            return command, self._requests.take(command.payload, packet.descriptors)
+            return self._requests.take(command.payload, packet.descriptors)
         except Exception as error:
             raise _undecodable(f"request {command.rid!r}", error, command.number) from error
 
@@ -245,7 +270,11 @@ def open_replica(num_ranks: int, arena_bytes: int | None = None) -> ReplicaLink:
                 # The worker's first packet: which reader it is, and the arenas themselves.
                 PacketSocket(undo.enter_context(ours)).send(bytes((rank,)), (requests, replies))
                 channels.append(ParentChannel(ours, ArenaReader(replies.fileno())))
-        sender = ReplicaSender(ArenaWriter(requests.fileno(), num_ranks), tuple(channels))
+        sender = ReplicaSender(
+            ArenaWriter(requests.fileno(), num_ranks),
+            Cutoff(map_words(requests.fileno(), CUTOFF_OFFSET), num_ranks),
+            tuple(channels),
+        )
         undo.pop_all()
     return ReplicaLink(sender, tuple(channels), tuple(endpoints))
 
@@ -265,7 +294,11 @@ def connect(endpoint: socket.socket) -> SocketWorkerChannel:
     rank = packet.body[0]
     try:
         return SocketWorkerChannel(
-            endpoint, ArenaReader(requests, rank), rank, ArenaWriter(replies, 1)
+            endpoint,
+            ArenaReader(requests, rank),
+            rank,
+            RankCutoff(map_words(requests, CUTOFF_OFFSET), rank),
+            ArenaWriter(replies, 1),
         )
     finally:
         close_all(packet.descriptors)

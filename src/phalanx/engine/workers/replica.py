@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.engine.boundary import run_every
 from phalanx.engine.workers.channel import open_replica
 from phalanx.engine.workers.launch import Launch, WorkerProcess
-from phalanx.engine.workers.messages import Apply, Cancel, Shutdown
+from phalanx.engine.workers.messages import Apply, Cancel
 from phalanx.engine.workers.worker import Worker
 
 
@@ -48,9 +48,8 @@ class Replica:
                 self._link.sender.send(command, rank)
 
     def shut_down(self, reason: str) -> None:
-        """Tell every rank to leave."""
-        for rank in range(len(self._launches)):
-            self._link.sender.send(Shutdown(reason), rank)
+        """Tell every rank to leave, without the requests that none of them has begun."""
+        self._link.sender.shut_down(reason)
 
     def close(self) -> None:
         """Drop the connection; whoever still sends is refused."""

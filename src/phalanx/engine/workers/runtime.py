@@ -18,7 +18,8 @@ class WorkerChannel(Protocol):
     def receive(self) -> tuple[Command, Any] | None:
         """The next command with its decoded request (None for other than `Start`); waits.
 
-        None when the parent has closed its end.
+        Passes over requests that came too late for a shutdown; all ranks of a replica the same
+        ones. None when the parent has closed its end.
         """
         ...
 
