@@ -33,7 +33,7 @@ class Sent:
 
     live: LiveRequest
     unfinished: set[int]
-    ending: Final | Failed | None = None
+    ending: Final | None = None
 
 
 class MultiprocessExecutor:
@@ -199,20 +199,17 @@ class MultiprocessExecutor:
         self,
         placement: WorkerPlacement,
         reply: Events,
-        events: list[tuple[int, Event]],
+        answers: list[tuple[int, Any]],
         execution_s: float,
     ) -> None:
         """The output rank has answered a plain plugin's request."""
-        (number, event), *_ = events
+        ((number, output),) = answers
         sent = self._find(placement, number)
         if sent is None:
             return
-        if not isinstance(event, Final):
-            self._malformed(placement, f"it answered request {number} with {event!r}")
-            return
         self._requests.schedule(sent.live, execution_s)
         self._requests.carried(sent.live, response_bytes=reply.payload.num_bytes)
-        sent.ending = event
+        sent.ending = Final(sent.live.rid, output)
         self._finished(placement, number, sent)
 
     def _finished(self, placement: WorkerPlacement, number: int, sent: Sent) -> None:

@@ -34,7 +34,7 @@ from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.errors import InvalidRequestError, PhalanxError
 from phalanx.log import LogSetup
 from phalanx.plugin import BatchingEntry, Entry, PluginRef
-from phalanx.schema.events import Event, Final, Scheduled
+from phalanx.schema.events import Event, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
 
@@ -93,8 +93,8 @@ class EntryRuntime:
             while (received := channel.receive()) is not None:
                 command, request = received
                 match command:
-                    case Start(number=number, rid=rid):
-                        self._execute(channel, number, rid, request)
+                    case Start(number=number):
+                        self._execute(channel, number, request)
                     case Shutdown():
                         return
                     case Cancel() | Apply():
@@ -105,13 +105,13 @@ class EntryRuntime:
             self._core.close()
         self._rank.close()
 
-    def _execute(self, channel: WorkerChannel, number: int, rid: str, request: Any) -> None:
+    def _execute(self, channel: WorkerChannel, number: int, request: Any) -> None:
         began_s = self._clock.monotonic_s()
         output = self._core.entry.step(request)
         self._rank.synchronize()
         execution_s = self._clock.monotonic_s() - began_s
         if self._config.place.is_leader:
-            channel.send_events([(number, Final(rid, output))], execution_s, None)
+            channel.send_events([(number, output)], execution_s, None)
         else:
             channel.send(Finished(number))
 

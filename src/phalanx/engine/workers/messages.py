@@ -95,8 +95,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Events(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """What happened since the last message: a pickled list of (request number, event).
 
-    `execution_s` is how long a plain plugin computed its one request, `statistics` a batching
-    plugin's newest counters.
+    With `execution_s`, the time that a plain plugin computed, it is one request's number and its
+    output. `statistics` are a batching plugin's newest counters.
     """
 
     payload: PayloadRef
