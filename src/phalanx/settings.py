@@ -192,11 +192,6 @@ def child_environment(values: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **values}
 
 
-def apply_worker_environment(values: Mapping[str, str]) -> None:
-    """Set variables of this process, which is a worker; its engine's process keeps its own."""
-    os.environ.update(values)
-
-
 def limit_thread_spinning() -> None:
     """Let waiting OpenMP threads sleep after a short spin, unless the user has chosen otherwise.
 

@@ -69,6 +69,18 @@ def observing(config):
     )
 
 
+def environment_of_birth(config):
+    """Tells what the kernel gave the process, and a flag that the interpreter took from it."""
+    with open("/proc/self/environ") as file:
+        pairs = dict(pair.split("=", 1) for pair in file.read().split("\0") if pair)
+    return Idle(
+        {
+            "hash_randomization": sys.flags.hash_randomization,
+            **{name: pairs.get(name, "") for name in config},
+        }
+    )
+
+
 def long_error(config):
     raise ValueError("x" * 1_000_000 + "\udc80 the end")
 

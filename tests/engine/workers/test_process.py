@@ -70,6 +70,21 @@ def test_r53_variables_of_the_parent_are_inherited_and_a_pinned_device_wins(buil
     }
 
 
+def test_r53_s8_a_worker_has_its_environment_from_its_first_instruction(build):
+    """As its interpreter and its dynamic loader need it."""
+    names = ("PHALANX_DEVICE", "OMP_NUM_THREADS")
+    supervisor = build(
+        factory=factory("environment_of_birth", names),
+        extra_env=(("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "3")),
+    )
+    (ready,) = supervisor.start()
+    assert ready.metadata == {
+        "hash_randomization": 0,
+        "PHALANX_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "3",
+    }
+
+
 def test_r54_on_cuda_each_worker_is_given_its_own_device(build):
     supervisor = build(report=("PHALANX_DEVICE",), shape={"replicas": 2}, target="cuda:0")
     devices = [each.metadata["PHALANX_DEVICE"] for each in supervisor.start()]

@@ -12,11 +12,12 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import spawn
 from typing import Any
 
+from phalanx import settings
 from phalanx.engine.deployment_plan import DeploymentPlan
 from phalanx.engine.workers.process import Boot
 from phalanx.engine.workers.runtime import WorkerFactorySpec
@@ -63,10 +64,11 @@ def pickled_factory(spec: WorkerFactorySpec) -> bytes:
 
 @dataclass(frozen=True)
 class Launch:
-    """A worker that is to be started."""
+    """A worker that is to be started, in this environment."""
 
     placement: WorkerPlacement
     boot: Boot
+    environment: Mapping[str, str]
 
 
 def plan_launches(
@@ -89,11 +91,11 @@ def plan_launches(
             replica_id=placement.replica_id,
             replica_rank=placement.replica_rank,
             title=_title(placement),
-            environment=(*_environment(placement, plan, config, target), *config.extra_env),
             preparation={**facts, "name": f"phalanx-worker-{placement.worker_id}"},
             factory=pickled_factory(factory(placement)),
         )
-        launches.append(Launch(placement, boot))
+        variables = {**_variables(placement, plan, config, target), **dict(config.extra_env)}
+        launches.append(Launch(placement, boot, settings.child_environment(variables)))
     if not launches:
         raise ConfigurationError(
             f"no worker of the deployment belongs to node_rank={config.node_rank}; its workers are "
@@ -102,23 +104,23 @@ def plan_launches(
     return tuple(launches)
 
 
-def _environment(
+def _variables(
     placement: WorkerPlacement, plan: DeploymentPlan, config: WorkerSupervisorConfig, target: str
-) -> tuple[tuple[str, str], ...]:
+) -> dict[str, str]:
     """Which rank the worker is and where its replica meets.
 
     The device is pinned, so that an inherited PHALANX_DEVICE cannot undo the placement.
     """
     index = placement.device_index
     device = f"cuda:{index}" if target.partition(":")[0] == "cuda" else target
-    return (
-        ("MASTER_ADDR", plan.master_addrs[placement.replica_id] or config.master_addr),
-        ("MASTER_PORT", str(config.base_port + placement.replica_id)),
-        ("RANK", str(placement.replica_rank)),
-        ("WORLD_SIZE", str(plan.replica_world_size)),
-        ("LOCAL_RANK", str(index)),
-        ("PHALANX_DEVICE", device),
-    )
+    return {
+        "MASTER_ADDR": plan.master_addrs[placement.replica_id] or config.master_addr,
+        "MASTER_PORT": str(config.base_port + placement.replica_id),
+        "RANK": str(placement.replica_rank),
+        "WORLD_SIZE": str(plan.replica_world_size),
+        "LOCAL_RANK": str(index),
+        "PHALANX_DEVICE": device,
+    }
 
 
 def _title(placement: WorkerPlacement) -> str:
@@ -137,9 +139,13 @@ class WorkerProcess:
     For the thread that started it, but for `pid`.
     """
 
-    def __init__(self, boot: Boot, connection: socket.socket) -> None:
-        """Start it; `connection` is its end of the pair of sockets, which the caller closes."""
-        boot_file = _boot_file(boot)
+    def __init__(self, launch: Launch, connection: socket.socket) -> None:
+        """Start it; `connection` is its end of the pair of sockets, which the caller closes.
+
+        It has its environment from its first instruction, as the dynamic loader, the interpreter
+        and libraries of threads read theirs when they are loaded.
+        """
+        boot_file = _boot_file(launch.boot)
         command = [
             *spawn.get_command_line()[:-2],  # interpreter and flags, without Python's own program
             _PROGRAM,
@@ -149,7 +155,10 @@ class WorkerProcess:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(boot_file, connection.fileno())
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(boot_file, connection.fileno()),
+                env=launch.environment,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

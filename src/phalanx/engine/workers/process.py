@@ -22,7 +22,6 @@ from functools import partial
 from multiprocessing import spawn
 from typing import Any, BinaryIO, NoReturn
 
-from phalanx import settings
 from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.workers.channel import connect
 from phalanx.engine.workers.messages import Crashed, Hello, Ready, Stopped
@@ -46,7 +45,6 @@ class Boot:
     replica_id: int
     replica_rank: int
     title: str
-    environment: tuple[tuple[str, str], ...]
     preparation: dict[str, Any]
     factory: bytes
 
@@ -60,7 +58,6 @@ def main(boot_file: BinaryIO, descriptor: int, parent_pid: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with boot_file:
         boot: Boot = pickle.load(boot_file)
-    settings.apply_worker_environment(dict(boot.environment))
     _set_title(boot.title)
     channel = connect(socket.socket(fileno=descriptor))
     status = _live(boot, channel)

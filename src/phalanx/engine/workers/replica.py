@@ -29,7 +29,7 @@ class Replica:
             self._launches, self._link.channels, self._link.endpoints, strict=True
         ):
             with endpoint:
-                process = WorkerProcess(launch.boot, endpoint)
+                process = WorkerProcess(launch, endpoint)
             yield Worker(launch.placement, process, channel)
 
     @property
