@@ -6,7 +6,7 @@ import os
 import sys
 
 from phalanx.engine.workers.messages import Finished
-from phalanx.engine.workers.runtime import WorkerFactorySpec
+from phalanx.engine.workers.runtime import DuringRequestError, WorkerFactorySpec
 from phalanx.schema.limits import Limits
 
 
@@ -54,6 +54,14 @@ class Talkative(Idle):
         for _ in range(200):
             channel.send(Finished(command.number))
         raise ValueError("these were my last words")
+
+
+class FailingInRequests(Idle):
+    """Says which request it failed in."""
+
+    def serve(self, channel):
+        command, _ = channel.receive()
+        raise DuringRequestError(command.number, ValueError("as asked"))
 
 
 def observing(config):

@@ -270,6 +270,27 @@ def test_a_reply_that_its_owner_cannot_handle_fails_the_group(build):
     assert isinstance(error.__cause__, ValueError)
 
 
+class Unreadable:
+    """Pickles well; unpickling raises."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (Unreadable(), "during request 'the bad one': .*request 'the bad one' cannot be decoded"),
+        ("serve", "during request 'the bad one': ValueError: as asked"),
+    ],
+)
+def test_a_worker_that_fails_names_the_request(build, listener, request_, text):
+    supervisor = build(factory=factory("FailingInRequests"))
+    supervisor.start()
+    supervisor.submit(0, 7, "the bad one", request_)
+    assert_that_text(str(listener.failures.get()), f"failed while serving, {text}")
+
+
 def test_what_a_worker_said_is_heard_to_its_last_word(build):
     heard = threading.Event()
     listener = Recorder(on_reply=lambda *reply: heard.wait())

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx import log
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine import registry
+from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.batching import BatchingExecutor
 from phalanx.engine.ranks import Rank, RankPlace
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import Output, Wakeable
+from phalanx.engine.workers.crashes import crash
 from phalanx.engine.workers.messages import (
     Answer,
     Apply,
     Cancel,
-    Crashed,
     Finished,
     Shutdown,
     Start,
 )
-from phalanx.engine.workers.runtime import WorkerChannel, WorkerRuntime
+from phalanx.engine.workers.payload import encode
+from phalanx.engine.workers.portable_errors import portable
+from phalanx.engine.workers.runtime import DuringRequestError, WorkerChannel, WorkerRuntime
 from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.errors import InvalidRequestError, PhalanxError
 from phalanx.log import LogSetup
 from phalanx.plugin import BatchingEntry, Entry, PluginRef
-from phalanx.schema.events import Event, Scheduled
+from phalanx.schema.events import Event, Failed, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
 
@@ -94,7 +96,9 @@ class EntryRuntime:
                 command, request = received
                 match command:
                     case Start(number=number):
-                        self._execute(channel, number, request)
+                        outcome = attempt(partial(self._execute, channel, number, request))
+                        if isinstance(outcome, Raised):
+                            raise DuringRequestError(number, outcome.error) from outcome.error
                     case Shutdown():
                         return
                     case Cancel() | Apply():
@@ -123,6 +127,8 @@ class BatchingRuntime:
         self._config = config
         self._channel: WorkerChannel | None = None
         self._outbox: Outbox | None = None
+        on_cpu = config.config.device.target.partition(":")[0] == "cpu"
+        self._on_device = None if on_cpu else rank
         clock = SystemClock()
         self._requests = RequestTable(clock, config.config.runtime)
         self._executor = BatchingExecutor(
@@ -140,7 +146,7 @@ class BatchingRuntime:
         self._channel = channel
         live_requests: weakref.WeakValueDictionary[int, LiveRequest] = weakref.WeakValueDictionary()
         if self._config.place.is_leader:
-            self._outbox = Outbox(channel, self._executor)
+            self._outbox = Outbox(channel, self._executor, self._on_device)
         while (received := channel.receive()) is not None:
             command, request = received
             match command:
@@ -168,22 +174,39 @@ class BatchingRuntime:
     def _failed(self, cause: BaseException) -> None:
         """The loop has ended; the parent hears why and ends this process."""
         if self._channel is not None:
-            text = "".join(traceback.format_exception(cause))
-            self._channel.send(Crashed("executing", repr(cause), text))
+            self._channel.send(crash("executing", cause))
+
+
+class Device(Protocol):
+    """What a rank computes on."""
+
+    def synchronize(self) -> None:
+        """Return when everything submitted has finished."""
+        ...
 
 
 class Outbox:
-    """Collects a step's events for the parent, who gets them in one message."""
+    """Collects a step's events for the parent, who gets them in one message.
 
-    def __init__(self, channel: WorkerChannel, executor: BatchingExecutor) -> None:
+    `device`, where there is one, has finished what it was given before they are sent: the parent
+    may read its memory.
+    """
+
+    def __init__(
+        self, channel: WorkerChannel, executor: BatchingExecutor, device: Device | None
+    ) -> None:
         self._channel = channel
         self._executor = executor
+        self._device = device
         self._events: list[tuple[int, Event]] = []
         self._closed = False
 
     def add(self, number: int, event: Event) -> None:
-        if not self._closed:
-            self._events.append((number, event))
+        if self._closed:
+            return
+        if isinstance(event, Failed):
+            event = Failed(event.rid, portable(event.error))
+        self._events.append((number, event))
 
     def close(self) -> None:
         """Send nothing from now on."""
@@ -192,8 +215,17 @@ class Outbox:
     def wake(self) -> bool:
         """Send what was collected."""
         events, self._events = self._events, []
-        if events:
-            self._channel.send_events(events, None, self._executor.loop_statistics)
+        if not events:
+            return True
+        if self._device is not None:
+            self._device.synchronize()
+        statistics = self._executor.loop_statistics
+        outcome = attempt(partial(self._channel.send_events, events, None, statistics))
+        if isinstance(outcome, Raised):
+            number = _unpicklable(events)
+            if number is None:
+                raise outcome.error
+            raise DuringRequestError(number, outcome.error) from outcome.error
         return True
 
     def answer(self, number: int, answered: Future[bool]) -> None:
@@ -206,6 +238,14 @@ class Outbox:
             self._channel.send(Answer(number, answered.result()))
         elif isinstance(error, InvalidRequestError):
             self._channel.send(Answer(number, False, str(error)))
+
+
+def _unpicklable(events: list[tuple[int, Event]]) -> int | None:
+    """The first request an event of which cannot be sent."""
+    for number, event in events:
+        if isinstance(attempt(partial(encode, event)), Raised):
+            return number
+    return None
 
 
 class ForwardingSink:

@@ -16,7 +16,6 @@ import pickle
 import signal
 import socket
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import spawn
@@ -24,13 +23,11 @@ from typing import Any, BinaryIO, NoReturn
 
 from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.workers.channel import connect
-from phalanx.engine.workers.messages import Crashed, Hello, Ready, Stopped
+from phalanx.engine.workers.crashes import crash
+from phalanx.engine.workers.messages import Hello, Ready, Stopped
 from phalanx.engine.workers.runtime import WorkerChannel, WorkerFactorySpec, WorkerRuntime
 
 _PR_SET_PDEATHSIG = 1
-_MAX_ERROR = 8_000
-_MAX_TRACEBACK = 40_000
-"""Characters of a crash that are sent; a message is one packet."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +108,9 @@ def _be_ready(boot: Boot, runtime: WorkerRuntime, channel: WorkerChannel) -> Non
 def _crash(channel: WorkerChannel, phase: str, error: BaseException) -> int:
     """Say what raised. The parent kills this process when it hears of it."""
     _flush()
-    what = "".join(traceback.format_exception_only(error)).strip()
-    trace = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):
-        channel.send(
-            Crashed(phase, _text(what[:_MAX_ERROR]), _text(trace[-_MAX_TRACEBACK:])),
-        )
+        channel.send(crash(phase, error))
     return 1
-
-
-def _text(text: str) -> str:
-    """Without the lone surrogates that file names may bring and that no message can carry."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _flush() -> None:

@@ -34,6 +34,15 @@ class WorkerChannel(Protocol):
         ...
 
 
+class DuringRequestError(Exception):
+    """`cause` was raised while request `number` was executed or its result was sent."""
+
+    def __init__(self, number: int, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__} during request number {number}")
+        self.number = number
+        self.cause = cause
+
+
 class WorkerRuntime(Protocol):
     """One rank, loaded when it is built."""
 
@@ -45,7 +54,10 @@ class WorkerRuntime(Protocol):
         ...
 
     def serve(self, channel: WorkerChannel) -> None:
-        """Execute commands until `Shutdown` or until the parent is gone; raises to fail the group."""
+        """Execute commands until `Shutdown` or until the parent is gone.
+
+        Raises to fail the group; `DuringRequestError` where one request is the reason.
+        """
         ...
 
     def close(self) -> None: ...
