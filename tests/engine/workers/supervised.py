@@ -54,7 +54,7 @@ class Recorder:
 def supervise(misdeeds=(), *, listener=None, report=(), clock=None, **config):
     """A supervisor of stand-ins that is not started; `shape` is given to `plan`."""
     shape = config.pop("shape", {})
-    ring_bytes = config.pop("ring_bytes", None)
+    arena_bytes = config.pop("arena_bytes", None)
     target = config.pop("target", "cpu")
     factory = config.pop("factory", stand_in_factory(*misdeeds, report=report))
     return WorkerSupervisor(
@@ -63,7 +63,7 @@ def supervise(misdeeds=(), *, listener=None, report=(), clock=None, **config):
         WorkerSupervisorConfig(**config),
         Recorder() if listener is None else listener,
         target=target,
-        ring_bytes=ring_bytes,
+        arena_bytes=arena_bytes,
         clock=clock,
     )
 

@@ -317,7 +317,7 @@ def test_the_owner_can_fail_the_group(started, listener):
 
 def test_a_stopped_worker_holds_up_neither_its_senders_nor_its_siblings(started, listener):
     """What its socket does not take waits, and goes out when it reads again."""
-    supervisor = started(shape={"replicas": 2}, ring_bytes=65536)
+    supervisor = started(shape={"replicas": 2}, arena_bytes=65536)
     stopped, _ = supervisor.pids
     os.kill(stopped, signal.SIGSTOP)
     for number in range(2000):

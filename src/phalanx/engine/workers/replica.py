@@ -15,10 +15,10 @@ from phalanx.engine.workers.worker import Worker
 class Replica:
     """Its connection is open when it is built; its workers run when `launch` has started them."""
 
-    def __init__(self, launches: Sequence[Launch], ring_bytes: int | None) -> None:
+    def __init__(self, launches: Sequence[Launch], arena_bytes: int | None) -> None:
         self.replica_id = launches[0].placement.replica_id
         self._launches = tuple(launches)
-        self._link = open_replica(len(launches), ring_bytes)
+        self._link = open_replica(len(launches), arena_bytes)
         outputs = [rank for rank, each in enumerate(launches) if each.placement.is_output_rank]
         # The rank that answers may be on another node.
         self._output = outputs[0] if outputs else None

@@ -44,7 +44,7 @@ class WorkerSupervisor:
         listener: GroupListener,
         *,
         target: str,
-        ring_bytes: int | None = None,
+        arena_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plan = plan
@@ -52,7 +52,7 @@ class WorkerSupervisor:
         self._config = config
         self._listener = listener
         self._target = target
-        self._ring_bytes = ring_bytes
+        self._arena_bytes = arena_bytes
         self._clock: Clock = SystemClock() if clock is None else clock
         self._lifecycle = Lifecycle()
         self._owner_pid = os.getpid()
@@ -181,7 +181,7 @@ class WorkerSupervisor:
             with contextlib.ExitStack() as undo:
                 replicas = []
                 for _, of_replica in groupby(launches, lambda each: each.placement.replica_id):
-                    replicas.append(Replica(tuple(of_replica), self._ring_bytes))
+                    replicas.append(Replica(tuple(of_replica), self._arena_bytes))
                     undo.callback(replicas[-1].close)
                 group = WorkerGroup(
                     replicas, self._config, self._lifecycle, self._listener, self._clock
