@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from phalanx.engine.registry import PluginClass, plugin_ref
 from phalanx.engine.requests import RequestTable
 from phalanx.engine.workers.engine_runtime import EngineWorkerConfig
 from phalanx.engine.workers.messages import Answer, Events, Finished
+from phalanx.engine.workers.pickled import Pickled
 from phalanx.engine.workers.runtime import WorkerFactorySpec
 from phalanx.engine.workers.supervisor import WorkerSupervisor
 from phalanx.engine_config import EngineConfig, EntryArgs
@@ -42,14 +42,12 @@ class LocalDeployment:
     ) -> None:
         _check_importable(plugin)
         self._plugin = plugin
-        self._plugin_args = plugin_args
+        self._plugin_args = Pickled.of(plugin_args, f"plugin_args of plugin {plugin.name!r}")
         self._config = config
         self._supervision = deployment.supervision
         self._requests = requests
         visible = visible_devices(config.device.target)
         self._plan = DeploymentPlan.for_machine(deployment, config.parallel, visible)
-        for placement in self._plan.workers:
-            _check_picklable(self._worker_config(placement))
         self._executors: tuple[MultiprocessExecutor, ...] = ()
         self._supervisor = WorkerSupervisor(
             self._plan,
@@ -142,13 +140,3 @@ def _check_importable(plugin: PluginClass) -> None:
             f"plugin class {target} is defined inside a function, where a worker process cannot "
             "import it from; define it at the top level of a module"
         )
-
-
-def _check_picklable(config: EngineWorkerConfig) -> None:
-    try:
-        pickle.dumps(config)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"plugin_args of plugin {config.plugin.name!r} cannot be sent to a worker process: "
-            f"{error}; they must hold values that pickle takes"
-        ) from error

@@ -30,6 +30,7 @@ from phalanx.engine.workers.messages import (
     Start,
 )
 from phalanx.engine.workers.payload import encode
+from phalanx.engine.workers.pickled import Pickled
 from phalanx.engine.workers.portable_errors import portable
 from phalanx.engine.workers.runtime import DuringRequestError, WorkerChannel, WorkerRuntime
 from phalanx.engine_config import EngineConfig, EntryArgs
@@ -45,11 +46,12 @@ from phalanx.schema.placement import WorkerPlacement
 class EngineWorkerConfig:
     """What a worker builds its rank from; `config` names the device it was placed on.
 
-    `log` is what the parent's log goes to, and the worker's too.
+    `plugin_args` are pickled already where several workers are given the same ones. `log` is what
+    the parent's log goes to, and the worker's too.
     """
 
     plugin: PluginRef
-    plugin_args: EntryArgs
+    plugin_args: EntryArgs | Pickled[EntryArgs]
     config: EngineConfig
     place: RankPlace
     placement: WorkerPlacement
@@ -81,7 +83,7 @@ class EntryRuntime:
         self._rank = rank
         self._clock: Clock = SystemClock()
         with rank.activated():
-            self._core = EngineCore(plugin, config.plugin_args, config.config, self._clock)
+            self._core = EngineCore(plugin, _plugin_args(config), config.config, self._clock)
 
     @property
     def limits(self) -> Limits:
@@ -132,7 +134,7 @@ class BatchingRuntime:
         clock = SystemClock()
         self._requests = RequestTable(clock, config.config.runtime)
         self._executor = BatchingExecutor(
-            plugin, config.plugin_args, rank, self._requests, clock, self._failed
+            plugin, _plugin_args(config), rank, self._requests, clock, self._failed
         )
 
     @property
@@ -283,6 +285,11 @@ def _import(ref: PluginRef) -> PluginClass:
         plugin = getattr(plugin, part)
     checked: PluginClass = registry.register(plugin)
     return checked
+
+
+def _plugin_args(config: EngineWorkerConfig) -> EntryArgs:
+    args = config.plugin_args
+    return args.load() if isinstance(args, Pickled) else args
 
 
 def _metadata(config: EngineWorkerConfig) -> dict[str, str | int | dict[str, int]]:

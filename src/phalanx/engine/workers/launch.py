@@ -19,6 +19,7 @@ from typing import Any
 
 from phalanx import settings
 from phalanx.engine.deployment_plan import DeploymentPlan
+from phalanx.engine.workers.pickled import Pickled
 from phalanx.engine.workers.process import Boot
 from phalanx.engine.workers.runtime import WorkerFactorySpec
 from phalanx.errors import ConfigurationError
@@ -50,18 +51,6 @@ def preparation() -> dict[str, Any]:
     return facts
 
 
-def pickled_factory(spec: WorkerFactorySpec) -> bytes:
-    """Raises `ConfigurationError` where the plugin's arguments cannot be sent to a worker."""
-    try:
-        return pickle.dumps(spec, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"the configuration of worker factory {spec.target} cannot be pickled, so that no "
-            f"worker can be given it: {type(error).__name__}: {error}; keep open files, locks and "
-            "classes defined inside functions out of the plugin's arguments"
-        ) from error
-
-
 @dataclass(frozen=True)
 class Launch:
     """A worker that is to be started, in this environment."""
@@ -86,13 +75,14 @@ def plan_launches(
     for placement in plan.workers:
         if placement.node_rank != config.node_rank:
             continue
+        spec = factory(placement)
         boot = Boot(
             worker_id=placement.worker_id,
             replica_id=placement.replica_id,
             replica_rank=placement.replica_rank,
             title=_title(placement),
             preparation={**facts, "name": f"phalanx-worker-{placement.worker_id}"},
-            factory=pickled_factory(factory(placement)),
+            factory=Pickled.of(spec, f"the configuration of worker factory {spec.target}"),
         )
         variables = {**_variables(placement, plan, config, target), **dict(config.extra_env)}
         launches.append(Launch(placement, boot, settings.child_environment(variables)))

@@ -155,7 +155,7 @@ def encode_request(request: Any, num_readers: int) -> EncodedPayload:
     try:
         return encode(request, num_readers)
     except Exception as error:
-        path, culprit = _find_culprit(request)
+        path, culprit = find_culprit(request)
         raise InvalidRequestError(
             f"{'.'.join(('request', *path))} of type {type(culprit).__qualname__} cannot be sent "
             f"to a worker process: {error}; a request must be picklable (no lambdas, locks, open "
@@ -189,13 +189,13 @@ def decode(
     return _Unpickler(pickled, buffers, context).load()
 
 
-def _find_culprit(obj: Any, path: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
+def find_culprit(obj: Any, path: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
     """The innermost part that cannot be pickled by itself, and the way to it."""
     for name, part in _parts(obj) if len(path) < _MAX_DEPTH else ():
         try:
             encode(part, num_readers=0)
         except Exception:  # noqa: BLE001 - any reason makes it the culprit
-            return _find_culprit(part, (*path, name))
+            return find_culprit(part, (*path, name))
     return path, obj
 
 

@@ -25,6 +25,7 @@ from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.workers.channel import connect
 from phalanx.engine.workers.crashes import crash
 from phalanx.engine.workers.messages import Hello, Ready, Stopped
+from phalanx.engine.workers.pickled import Pickled
 from phalanx.engine.workers.runtime import WorkerChannel, WorkerFactorySpec, WorkerRuntime
 
 _PR_SET_PDEATHSIG = 1
@@ -34,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 class Boot:
     """What a worker is told when it begins.
 
-    `preparation` is that of `multiprocessing.spawn`; `factory` a pickled `WorkerFactorySpec`, whose
-    classes can be found once the main module is there.
+    `preparation` is that of `multiprocessing.spawn`; the classes of `factory` can be found once the
+    main module is there.
     """
 
     worker_id: int
@@ -43,7 +44,7 @@ class Boot:
     replica_rank: int
     title: str
     preparation: dict[str, Any]
-    factory: bytes
+    factory: Pickled[WorkerFactorySpec]
 
 
 def main(boot_file: BinaryIO, descriptor: int, parent_pid: int) -> NoReturn:
@@ -95,7 +96,7 @@ def _load(boot: Boot) -> WorkerRuntime:
     marks["_inheriting"] = True
     try:
         spawn.prepare(boot.preparation)
-        factory: WorkerFactorySpec = pickle.loads(boot.factory)
+        factory = boot.factory.load()
     finally:
         del marks["_inheriting"]
     return factory.resolve()(factory.config)
