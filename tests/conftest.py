@@ -1,0 +1,12 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import signal
+
+
+def pytest_configure() -> None:
+    # A shell that runs the tests in its background ignores Ctrl-C for them, which the commands that
+    # they start would inherit: those could not be interrupted, as tests of them do.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
