@@ -213,15 +213,17 @@ def test_a_close_while_workers_load_kills_them(build, pipe, gate):
 
 
 def test_pending_replies_are_not_told_once_a_close_has_begun(started, listener, pipe, gate):
-    executing = pipe()
-    supervisor = started()
+    executing, told = pipe("executing"), pipe("told")
+    supervisor = started(
+        Misdeed(Phase.STOPPING, Deed.ANNOUNCE, worker_id=1, announce=told.path),
+        shape={"replicas": 2},
+    )
     supervisor.submit(
         0, 1, "a", Misdeed(Phase.EXECUTING, Deed.WAIT, announce=executing.path, gate=gate.path)
     )
     executing.pid()
     closing = in_background(supervisor.close)
-    while supervisor.state is LifecycleState.RUNNING:
-        pass
+    told.pid()
     gate.open()
     closing.result()
     assert listener.replies.empty() and supervisor.state is LifecycleState.STOPPED
