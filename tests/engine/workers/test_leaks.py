@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.engine.workers.lifecycle import LifecycleState
+from phalanx.errors import EngineUnavailableError
 from phalanx.testing.worker_runtimes import Deed, Misdeed, Phase
 from tests.engine.workers.supervised import Recorder, children, supervise
 
@@ -50,7 +51,7 @@ def fail_once(listener):
 
 def fail_to_start(listener):
     supervisor = supervise([Misdeed(Phase.LOADING, Deed.EXIT)], listener=listener)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(EngineUnavailableError):
         supervisor.start()
     supervisor.close()
 
@@ -82,3 +83,17 @@ def test_a_group_that_failed_is_released_before_anybody_closes_it():
     supervisor._thread.join()
     assert held() == before
     assert supervisor.state is LifecycleState.FAILED
+
+
+def test_a_start_for_which_there_is_no_thread_leaves_nothing():
+    before = held()
+    supervisor = supervise()
+    size = threading.stack_size(1 << 46)  # more than any machine has
+    try:
+        with pytest.raises(EngineUnavailableError, match="could not start its workers: can't"):
+            supervisor.start()
+    finally:
+        threading.stack_size(size)
+    assert supervisor.state is LifecycleState.FAILED
+    supervisor.close()
+    assert held() == before

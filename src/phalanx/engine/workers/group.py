@@ -110,8 +110,8 @@ class WorkerGroup:
         self._listener = listener
         self._clock = clock
         self._inbox: SimpleQueue[Send | Collapse | Close] = SimpleQueue()
-        self._waker = Waker()
         self._readiness = Readiness()
+        self._waker = Waker()
         self._readiness.watch(self._waker, self._woken)
         self._workers: list[Worker] = []
         self._alive: set[Worker] = set()
@@ -140,7 +140,7 @@ class WorkerGroup:
 
     def run(self) -> None:
         """Live; returns when every worker has ended and nothing is held any more."""
-        for step in (self._live, self._release):
+        for step in (self._live, self.release):
             outcome = attempt(step)
             if isinstance(outcome, Raised):
                 logger.error("a defect of the supervision of workers", exc_info=outcome.error)
@@ -325,7 +325,8 @@ class WorkerGroup:
         for worker in self._workers:
             self._readiness.forget(worker.channel)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """End what is left and let go of everything; only where `run` does not run."""
         self._end_at_once()
         run_every(
             [
