@@ -107,6 +107,8 @@ class Misdeed:
 
     def commit(self) -> None:
         """Do it."""
+        if self.deed is Deed.HANG:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.announce is not None:
             os.write(os.open(self.announce, os.O_WRONLY), f"{os.getpid()}\n".encode())
         match self.deed:
@@ -117,7 +119,6 @@ class Misdeed:
             case Deed.RAISE:
                 raise MisdeedError(f"as asked, while {self.phase.value}")
             case Deed.HANG:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 _hang()
             case Deed.WAIT:
                 self._wait()

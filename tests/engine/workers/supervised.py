@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phalanx.engine.deployment_plan import DeploymentPlan
 from phalanx.engine.workers.messages import Finished
-from phalanx.engine.workers.supervisor import WorkerSupervisor
+from phalanx.engine.workers.supervisor import Tuning, WorkerSupervisor
 from phalanx.schema.deployment import NodeResources, WorkerSupervisorConfig
 from phalanx.schema.parallel import DenseParallelConfig, ParallelConfig
 from phalanx.testing.worker_runtimes import stand_in_factory
@@ -54,7 +54,8 @@ class Recorder:
 def supervise(misdeeds=(), *, listener=None, report=(), clock=None, **config):
     """A supervisor of stand-ins that is not started; `shape` is given to `plan`."""
     shape = config.pop("shape", {})
-    arena_bytes = config.pop("arena_bytes", None)
+    # However slow the machine is, a worker that dies is seen to die.
+    tuning = Tuning(config.pop("arena_bytes", None), config.pop("status_timeout_s", 600.0))
     target = config.pop("target", "cpu")
     factory = config.pop("factory", stand_in_factory(*misdeeds, report=report))
     return WorkerSupervisor(
@@ -63,8 +64,8 @@ def supervise(misdeeds=(), *, listener=None, report=(), clock=None, **config):
         WorkerSupervisorConfig(**config),
         Recorder() if listener is None else listener,
         target=target,
-        arena_bytes=arena_bytes,
         clock=clock,
+        tuning=tuning,
     )
 
 

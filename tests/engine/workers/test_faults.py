@@ -29,6 +29,11 @@ WHAT = {
 """The cause, and what the error says, of a misdeed of worker 0."""
 
 
+def patience(deed):
+    """One that lets go of its connection never ends; the others do, if only after some time."""
+    return {"status_timeout_s": 0.04} if deed is Deed.DISCONNECT else {}
+
+
 def combinations(phases, quick):
     """Every deed in every phase; only some of them are quick enough for each run."""
     return [
@@ -64,6 +69,7 @@ def test_s6_a_fault_in_the_start_kills_every_worker(build, listener, gate, phase
         Misdeed(phase, deed, worker_id=0, packet=GARBAGE),
         Misdeed(Phase.HELLO, Deed.WAIT, worker_id=1, gate=gate.path),  # for ever
         shape={"replicas": 2},
+        **patience(deed),
     )
     with pytest.raises(EngineUnavailableError, match="create a new one") as caught:
         supervisor.start()
@@ -96,7 +102,7 @@ def test_r61_r62_r64_r66_a_fault_in_a_request_fails_every_replica(
         Phase.RECEIVING, Deed.WAIT, worker_id=0, announce=entered.path, gate=gate.path
     )
     before_requests = [at_gate, misdeed] if phase is Phase.RECEIVING else []
-    supervisor = build(*before_requests, shape={"replicas": 2})
+    supervisor = build(*before_requests, shape={"replicas": 2}, **patience(deed))
     supervisor.start()
     pids = supervisor.pids
     supervisor.submit(1, 1, "held on the other replica", Held())
@@ -224,17 +230,13 @@ def test_r62_a_message_out_of_turn_fails_the_group(build, listener, gate, phase,
         (Deed.EXIT, "exited with status 3 while serving", ""),
         (Deed.RAISE, "failed while stopping: .*MisdeedError", "exited with status 1"),
         (Deed.SEND, "malformed response", ""),
-        (Deed.WAIT, "did not stop within shutdown_timeout_s=0.1 and was ended", "by SIGTERM"),
-        pytest.param(Deed.HANG, "did not stop within", "by SIGKILL", marks=pytest.mark.long),
     ],
 )
 def test_s14_a_failed_stop_is_recorded_and_not_raised(
-    started, listener, gate, caplog, deed, text, logged
+    started, listener, caplog, deed, text, logged
 ):
     supervisor = started(
-        Misdeed(Phase.STOPPING, deed, worker_id=0, gate=gate.path, packet=GARBAGE),
-        shape={"replicas": 2},
-        shutdown_timeout_s=0.1 if deed in (Deed.WAIT, Deed.HANG) else 60.0,
+        Misdeed(Phase.STOPPING, deed, worker_id=0, packet=GARBAGE), shape={"replicas": 2}
     )
     pids = supervisor.pids
     supervisor.close()
@@ -246,15 +248,27 @@ def test_s14_a_failed_stop_is_recorded_and_not_raised(
     supervisor.close()
 
 
-def test_a_request_in_execution_does_not_keep_a_close_from_ending(started, pipe, gate):
+@pytest.mark.parametrize(
+    ("deed", "signal_name"),
+    [(Deed.WAIT, "SIGTERM"), pytest.param(Deed.HANG, "SIGKILL", marks=pytest.mark.long)],
+)
+def test_s14_a_worker_that_does_not_stop_is_ended_by_force(
+    started, pipe, gate, caplog, deed, signal_name
+):
+    """Also one that is inside of a request."""
     executing = pipe()
     supervisor = started(shutdown_timeout_s=0.1)
     supervisor.submit(
-        0, 1, "a", Misdeed(Phase.EXECUTING, Deed.WAIT, announce=executing.path, gate=gate.path)
+        0, 1, "a", Misdeed(Phase.EXECUTING, deed, announce=executing.path, gate=gate.path)
     )
     executing.pid()
     supervisor.close()
-    assert "did not stop within shutdown_timeout_s=0.1" in str(supervisor.failure)
+    executing.await_end()
+    assert supervisor.state is LifecycleState.FAILED
+    assert_that_text(
+        str(supervisor.failure), "worker 0 .* did not stop within shutdown_timeout_s=0.1 and was"
+    )
+    assert f"was killed by {signal_name}" in caplog.text
 
 
 def test_a_reply_that_its_owner_cannot_handle_fails_the_group(build):

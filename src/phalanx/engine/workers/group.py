@@ -45,8 +45,19 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGES = 64
 """How many messages of one worker are taken in a row, so that a busy one does not hide the rest."""
-_STATUS_TIMEOUT_S = 0.02
-"""How long a worker whose connection has ended is given to end, so that its status can be told."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What rarely needs another value.
+
+    `arena_bytes` is the shared memory for the requests, and for the answers, of a replica (None:
+    the transport's default). A worker whose connection has ended is given `status_timeout_s` to
+    end, so that everybody who waits can be told its status; it delays them by no more.
+    """
+
+    arena_bytes: int | None = None
+    status_timeout_s: float = 0.04
 
 
 class GroupListener(Protocol):
@@ -101,6 +112,7 @@ class WorkerGroup:
         lifecycle: Lifecycle,
         listener: GroupListener,
         clock: Clock,
+        tuning: Tuning,
     ) -> None:
         self.started: Future[tuple[Ready, ...]] = Future()
         self.deadlines = Deadlines(config.execution_timeout_s, clock)
@@ -109,6 +121,7 @@ class WorkerGroup:
         self._lifecycle = lifecycle
         self._listener = listener
         self._clock = clock
+        self._tuning = tuning
         self._inbox: SimpleQueue[Send | Collapse | Close] = SimpleQueue()
         self._readiness = Readiness()
         self._waker = Waker()
@@ -263,7 +276,7 @@ class WorkerGroup:
     def _disconnected(self, worker: Worker) -> None:
         if self._stopping is not None:
             return  # as it should be; its status tells the rest
-        if worker.process.ends_within(_STATUS_TIMEOUT_S):
+        if worker.process.ends_within(self._tuning.status_timeout_s):
             self._ended(worker, READ)
         else:
             self._fail(faults.disconnected(worker))

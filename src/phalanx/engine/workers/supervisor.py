@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine.deployment_plan import DeploymentPlan
-from phalanx.engine.workers.group import Close, Collapse, GroupListener, Send, WorkerGroup
+from phalanx.engine.workers.group import Close, Collapse, GroupListener, Send, Tuning, WorkerGroup
 from phalanx.engine.workers.launch import plan_launches
 from phalanx.engine.workers.lifecycle import Lifecycle, LifecycleState
 from phalanx.engine.workers.messages import Apply, Cancel, Ready
@@ -26,7 +26,7 @@ from phalanx.errors import EngineOverloadedError, EngineUnavailableError
 from phalanx.schema.deployment import WorkerSupervisorConfig
 from phalanx.schema.placement import WorkerPlacement
 
-__all__ = ["GroupListener", "WorkerSupervisor"]
+__all__ = ["GroupListener", "Tuning", "WorkerSupervisor"]
 
 
 class WorkerSupervisor:
@@ -44,16 +44,16 @@ class WorkerSupervisor:
         listener: GroupListener,
         *,
         target: str,
-        arena_bytes: int | None = None,
         clock: Clock | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self._plan = plan
         self._factory = factory
         self._config = config
         self._listener = listener
         self._target = target
-        self._arena_bytes = arena_bytes
         self._clock: Clock = SystemClock() if clock is None else clock
+        self._tuning = Tuning() if tuning is None else tuning
         self._lifecycle = Lifecycle()
         self._owner_pid = os.getpid()
         # Held while the workers' connections are opened, so that a close comes before or after.
@@ -181,10 +181,15 @@ class WorkerSupervisor:
             with contextlib.ExitStack() as undo:
                 replicas = []
                 for _, of_replica in groupby(launches, lambda each: each.placement.replica_id):
-                    replicas.append(Replica(tuple(of_replica), self._arena_bytes))
+                    replicas.append(Replica(tuple(of_replica), self._tuning.arena_bytes))
                     undo.callback(replicas[-1].close)
                 group = WorkerGroup(
-                    replicas, self._config, self._lifecycle, self._listener, self._clock
+                    replicas,
+                    self._config,
+                    self._lifecycle,
+                    self._listener,
+                    self._clock,
+                    self._tuning,
                 )
                 undo.pop_all()
         except BaseException as error:
