@@ -120,7 +120,7 @@ class Faulty(Entry):
             case _:
                 pass
 
-    def _result(self, request: FaultyRequest) -> Any:
+    def _result(self, request: FaultyRequest) -> object:
         if request.action is Action.UNPICKLABLE:
             return threading.Lock()
         if request.action is Action.BIG_TENSOR:
