@@ -232,6 +232,7 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_it_is_told(scripted, tmp_pat
     assert json.loads((tmp_path / "seen").read_text()) == [3, 3, 3, 3, 2, 1]
 
 
+@pytest.mark.long
 def test_a_whole_run_measures_every_part_and_says_which_goals_are_met(tmp_path, capsys):
     queue = PEERS["queue"], PYTHON
     folder = measure_dispatch([queue], TINY, PARTS, tmp_path / "results")
@@ -272,6 +273,7 @@ exec tail -f /dev/null
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_middle_ends_every_process(tmp_path):
     """The peer that is interrupted never answers; Phalanx's workers run by then."""
     fifo, python = tmp_path / "fifo", tmp_path / "python"

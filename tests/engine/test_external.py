@@ -61,12 +61,14 @@ def check(ranks: list[dict], output_rank: int) -> None:
         assert rank["streamed"] >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output_rank", [0, 1])
 def test_r7_r28_r36_r37_r38_a_launcher_s_ranks_are_one_replica(output_rank):
     process = torchrun("--standalone", "--nproc-per-node", "2", str(SCRIPT), "2", str(output_rank))
     check(said(process), output_rank)
 
 
+@pytest.mark.long
 def test_r36_two_nodes_on_two_addresses_are_one_replica():
     port = free_port()
     common = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")

@@ -21,6 +21,8 @@ from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyRequest
 from .local_plugins import RankSum, cpu
 from .ports import free_base_port
 
+pytestmark = pytest.mark.long
+
 for plugin in (Faulty, Counting, RankSum):
     Engine.register(plugin)
 
@@ -287,7 +289,6 @@ def test_two_engines_in_one_process_do_not_see_each_other(fifo):
         assert first.failure is not None and second.failure is None
 
 
-@pytest.mark.long
 def test_ten_engines_one_after_another_leave_nothing():
     def left():
         return (

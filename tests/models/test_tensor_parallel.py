@@ -129,6 +129,7 @@ def test_every_token_of_every_position(tmp_path, two_ranks, make, operators):
     check(model, equal_on_all(results)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [llama3, qwen2_tied, uneven])
 def test_more_ranks_than_key_value_heads(tmp_path, four_ranks, make):
     model = built(make)

@@ -67,6 +67,7 @@ def crowded(smollm2_dir, tmp_path_factory):
         yield engine, logs
 
 
+@pytest.mark.long
 def test_r89_two_replicas_of_two_ranks_agree_with_one_rank_and_with_themselves(crowded, smollm2):
     engine, logs = crowded
     requests = [greedy(chat_ids(smollm2, prompt)) for prompt in KNOWN]

@@ -169,6 +169,7 @@ def test_two_ranks_compute_what_one_does(two_ranks, check):
     two_ranks.run(check)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_four_ranks_compute_what_one_does(four_ranks, check):
     four_ranks.run(check)

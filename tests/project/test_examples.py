@@ -68,6 +68,7 @@ def test_the_plugin_is_about_sixty_lines():
     assert len(plugin.read_text(encoding="utf-8").splitlines()) <= 65
 
 
+@pytest.mark.long
 def test_the_demo_runs():
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True

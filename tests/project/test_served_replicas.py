@@ -96,6 +96,7 @@ def two_replicas() -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield server
 
 
+@pytest.mark.long
 def test_r75_r114_a_server_over_two_replicas_answers_concurrently(two_replicas):
     """Both streams have begun, neither has ended, and each is on a replica of its own."""
     url, _ = two_replicas
