@@ -353,3 +353,8 @@ def test_an_interrupt_while_a_request_is_sent_leaves_nothing_in_flight(counters)
     after = counters.statistics()
     assert (after.num_in_flight, after.num_accepted) == (0, before.num_accepted)
     assert [counters.step(CountRequest(count=1)).numbers for _ in range(2)] == [(0,)] * 2
+
+
+def test_a_loop_s_counters_are_there_before_the_first_request():
+    with build("counting", CountingArgs(), local(2)) as engine:
+        assert [replica.loop is not None for replica in engine.statistics().replicas] == [True] * 2

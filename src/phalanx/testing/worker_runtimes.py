@@ -34,6 +34,7 @@ from phalanx.engine.workers.runtime import WorkerChannel, WorkerFactorySpec
 from phalanx.schema.events import Final
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
+from phalanx.schema.statistics import LoopStatistics
 
 __all__ = [
     "Deed",
@@ -193,6 +194,10 @@ class StandIn:
 
     def __init__(self, config: StandInConfig) -> None:
         self._config = config
+
+    @property
+    def statistics(self) -> LoopStatistics | None:
+        return None
 
     @property
     def limits(self) -> Limits:

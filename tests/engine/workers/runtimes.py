@@ -19,6 +19,7 @@ class Idle:
     """Serves nothing. `config` are facts for its metadata."""
 
     limits = Limits()
+    statistics = None
 
     def __init__(self, config):
         self._config = config

@@ -66,7 +66,7 @@ class LocalDeployment:
                 replica_id,
                 world,
                 self._plugin,
-                ready[self._plan.output_worker(replica_id).worker_id].limits,
+                ready[self._plan.output_worker(replica_id).worker_id],
                 self._requests,
                 self._supervisor,
             )

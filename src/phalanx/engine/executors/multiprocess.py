@@ -12,7 +12,7 @@ from phalanx.engine.registry import PluginClass
 from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
-from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished
+from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished, Ready
 from phalanx.engine.workers.supervisor import WorkerSupervisor
 from phalanx.errors import (
     EngineOverloadedError,
@@ -46,12 +46,13 @@ class MultiprocessExecutor:
         replica_id: int,
         world: int,
         plugin: PluginClass,
-        limits: Limits,
+        ready: Ready,
         requests: RequestTable,
         supervisor: WorkerSupervisor,
     ) -> None:
-        self.limits = limits
-        self.loop_statistics: LoopStatistics | None = None
+        """`ready` is what the rank that answers said."""
+        self.limits: Limits = ready.limits
+        self.loop_statistics: LoopStatistics | None = ready.statistics
         self._replica_id = replica_id
         self._plugin = plugin
         self._is_batching = issubclass(plugin, BatchingEntry)

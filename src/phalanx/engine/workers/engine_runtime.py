@@ -40,6 +40,7 @@ from phalanx.plugin import BatchingEntry, Entry, PluginRef
 from phalanx.schema.events import Event, Failed, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
+from phalanx.schema.statistics import LoopStatistics
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def engine_worker_factory(config: EngineWorkerConfig) -> WorkerRuntime:
 
 class EntryRuntime:
     """A plain plugin: one request at a time, in the order in which they were sent."""
+
+    statistics: LoopStatistics | None = None
 
     def __init__(self, plugin: type[Entry], config: EngineWorkerConfig, rank: Rank) -> None:
         self._config = config
@@ -140,6 +143,10 @@ class BatchingRuntime:
     @property
     def limits(self) -> Limits:
         return self._executor.limits
+
+    @property
+    def statistics(self) -> LoopStatistics | None:
+        return self._executor.loop_statistics
 
     def metadata(self) -> Mapping[str, str | int | dict[str, int]]:
         return _metadata(self._config)

@@ -85,11 +85,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The worker's runtime is built. `metadata`: plugin, ranks, group ranks, world, device."""
+    """The worker's runtime is built. `metadata`: plugin, ranks, group ranks, world, device.
+
+    `statistics` are a batching plugin's first counters.
+    """
 
     worker_id: int
     limits: Limits
     metadata: dict[str, str | int | dict[str, int]]
+    statistics: LoopStatistics | None = None
 
 
 class Events(msgspec.Struct, frozen=True, array_like=True, tag=2):

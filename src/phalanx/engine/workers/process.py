@@ -103,7 +103,9 @@ def _load(boot: Boot) -> WorkerRuntime:
 
 
 def _be_ready(boot: Boot, runtime: WorkerRuntime, channel: WorkerChannel) -> None:
-    channel.send(Ready(boot.worker_id, runtime.limits, dict(runtime.metadata())))
+    channel.send(
+        Ready(boot.worker_id, runtime.limits, dict(runtime.metadata()), runtime.statistics)
+    )
 
 
 def _crash(channel: WorkerChannel, phase: str, error: BaseException) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from phalanx.engine.workers.messages import Command, Reply
 from phalanx.errors import ConfigurationError
 from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
 
 
 class WorkerChannel(Protocol):
@@ -48,6 +49,11 @@ class WorkerRuntime(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def statistics(self) -> LoopStatistics | None:
+        """A batching plugin's newest counters."""
+        ...
 
     def metadata(self) -> Mapping[str, str | int | dict[str, int]]:
         """Facts about this rank: plugin, ids, group ranks, replica world, device."""
