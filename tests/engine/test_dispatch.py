@@ -206,6 +206,7 @@ def test_r2_r77_r78_r86_a_local_engine_is_a_dispatcher_over_one_executor_a_repli
     assert all(replica.loop.num_steps >= 100 for replica in replicas)  # 4 x 50, two at a time
 
 
+@pytest.mark.long
 def test_r85_a_long_lived_engine_is_fed_continuously():
     with Engine(
         EngineArgs("faulty", FaultyArgs(), cpu()), deployment=DeploymentConfig.local()
@@ -280,6 +281,7 @@ def test_r32_r54_each_worker_has_its_own_device():
     assert len({output.pid for output in outputs}) == 2
 
 
+@pytest.mark.long
 def test_a_consumer_that_never_reads_holds_nobody_up():
     with Engine(
         EngineArgs("faulty", FaultyArgs(), cpu(max_pending_requests=5000)),

@@ -68,6 +68,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "cache" / "operators").iterdir()) == []
 
 
+@pytest.mark.long
 def test_what_was_built_is_used_again(tmp_path, copying_compiler):
     compiler, calls = copying_compiler
     for _ in range(2):
@@ -75,6 +76,7 @@ def test_what_was_built_is_used_again(tmp_path, copying_compiler):
     assert calls.read_text().split() == ["link"]
 
 
+@pytest.mark.long
 def test_processes_may_build_at_the_same_time(tmp_path, copying_compiler):
     compiler, _ = copying_compiler
     processes = [start(tmp_path / "cache", str(compiler), "required") for _ in range(3)]
