@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import pickle
 import threading
@@ -23,6 +22,7 @@ from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyRequest
 
 from .local_plugins import Environment, HookedCount, LoggedCounting, RankSum, cpu
 from .ports import free_base_port
+from .processes import children
 
 for plugin in (Faulty, Counting, Environment, LoggedCounting, RankSum):
     Engine.register(plugin)
@@ -266,10 +266,10 @@ def test_the_ranks_of_a_batching_replica_form_the_same_batches(tmp_path, monkeyp
 
 
 def test_r17_a_topology_that_the_plugin_cannot_run_starts_no_process():
-    before = multiprocessing.active_children()
+    before = children()
     with pytest.raises(ConfigurationError, match="counting"):
         build("counting", CountingArgs(), local(), tp=2)
-    assert multiprocessing.active_children() == before
+    assert children() == before
 
 
 def test_a_plugin_inside_a_function_is_refused_before_any_process_starts():
@@ -288,10 +288,13 @@ def test_plugin_arguments_that_cannot_travel_are_refused_before_any_process_star
 
 
 def test_s4_s5_workers_start_with_the_first_request_where_they_were_told_to():
+    before = children()
     with build(deployment=local(auto_start=False)) as engine:
+        assert children() == before
         assert engine.statistics().replicas[0].num_in_flight == 0
         assert engine._startup.current is None
         assert engine.step(FaultyRequest("late")).payload == "late"
+        assert len(children()) == len(before) + 1
         engine.setup()  # again: nothing happens
 
 

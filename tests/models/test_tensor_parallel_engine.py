@@ -26,6 +26,7 @@ from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.server import WorkerSupervisorConfig
 from tests.engine.ports import free_base_port
+from tests.engine.processes import children
 from tests.models.logged_causal_lm import LoggedCausalLM, LoggedCausalLMArgs, read_logs
 from tests.models.test_greedy import KNOWN, chat_ids, greedy, ids_of
 
@@ -107,10 +108,10 @@ def test_r89_two_replicas_of_two_ranks_agree_with_one_rank_and_with_themselves(c
 def test_r16_r18_other_domains_are_refused_before_any_process_starts(parallel, named, smollm2_dir):
     args = CausalLMArgs(checkpoint_dir=str(smollm2_dir))
     refused = EngineConfig(DeviceConfig("cpu", "float32"), parallel=parallel)
-    before = set(Path("/proc/self/task").glob("*/children"))
+    before = children()
     with pytest.raises(ConfigurationError, match=named):
         Engine(EngineArgs("causal_lm", args, refused), deployment=local())
-    assert set(Path("/proc/self/task").glob("*/children")) == before
+    assert children() == before
 
 
 @pytest.mark.long
