@@ -19,7 +19,9 @@ from phalanx import (
     EngineConfig,
     ParallelConfig,
 )
+from phalanx.engine.deployments import launched_config
 from phalanx.errors import ConfigurationError
+from phalanx.settings import Launcher
 from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyError, FaultyRequest
 
 from .conftest import cpu_config
@@ -109,3 +111,14 @@ def test_several_ranks_without_a_launcher_are_refused():
     config = EngineConfig(CPU, parallel=ParallelConfig(dense=DenseParallelConfig(tp_size=2)))
     with pytest.raises(ConfigurationError, match="torchrun"):
         Engine(EngineArgs("faulty", FaultyArgs(), config), deployment=DeploymentConfig.external())
+
+
+@pytest.mark.parametrize(
+    ("target", "local_rank", "placed"),
+    [("cuda", 3, "cuda:3"), ("cuda:1", 3, "cuda:1"), ("cuda", None, "cuda"), ("cpu", 3, "cpu")],
+)
+def test_a_launched_rank_takes_the_device_of_its_local_rank(target, local_rank, placed):
+    config = EngineConfig(DeviceConfig(target, "float32"))
+    launcher = Launcher(rank=5, world_size=8, local_rank=local_rank)
+    assert launched_config(config, launcher).device.target == placed
+    assert launched_config(config, None) is config

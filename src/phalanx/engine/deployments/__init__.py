@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phalanx import settings
 from phalanx.clock import Clock
 from phalanx.engine.deployments.base import Deployment
@@ -12,6 +14,7 @@ from phalanx.engine.requests import RequestTable
 from phalanx.engine_config import EngineConfig, EntryArgs
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.launch import Mode
+from phalanx.settings import Launcher
 
 __all__ = ["Deployment", "create_deployment"]
 
@@ -30,15 +33,26 @@ def create_deployment(
         from phalanx.engine.deployments.local import LocalDeployment
 
         return LocalDeployment(plugin, plugin_args, config, deployment, requests, clock)
-    inline = InlineDeployment(plugin, plugin_args, config, requests, clock)
     if mode is Mode.INLINE:
-        return inline
-    world = config.parallel.infer_replica_world_size()
-    return ExternalDeployment(inline, _launched_place(world, deployment.output_rank), requests)
-
-
-def _launched_place(world: int, output_rank: int) -> RankPlace:
+        return InlineDeployment(plugin, plugin_args, config, requests, clock)
     launcher = settings.launcher()
+    inline = InlineDeployment(
+        plugin, plugin_args, launched_config(config, launcher), requests, clock
+    )
+    world = config.parallel.infer_replica_world_size()
+    place = _launched_place(launcher, world, deployment.output_rank)
+    return ExternalDeployment(inline, place, requests)
+
+
+def launched_config(config: EngineConfig, launcher: Launcher | None) -> EngineConfig:
+    """`config` on the device that belongs to this process: `cuda` becomes `cuda:LOCAL_RANK`."""
+    if launcher is None or launcher.local_rank is None or config.device.target != "cuda":
+        return config
+    device = replace(config.device, target=f"cuda:{launcher.local_rank}")
+    return config.replace(device=device)
+
+
+def _launched_place(launcher: Launcher | None, world: int, output_rank: int) -> RankPlace:
     if launcher is None or world == 1:
         return RankPlace(output_rank=output_rank)
     return RankPlace(
