@@ -18,6 +18,6 @@ class Deployment(Protocol):
     def close(self) -> None:
         """Give up a start that is on its way, and release what several replicas share.
 
-        The replicas have been closed. Any number of times, from any thread.
+        Comes before the replicas' own close. Any number of times, from any thread.
         """
         ...

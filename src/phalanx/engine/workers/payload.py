@@ -1,7 +1,9 @@
 """Turns one object into bytes and back: a pickle, and the large buffers that stand beside it.
 
-Buffers are not copied here: whoever encodes copies them out before the object's owner goes on.
-Decoded arrays lie in fresh memory of their own. Imports no torch where no tensor travels.
+Both ends are processes of one engine, over a socket and memory that nobody else has; a client's
+bytes are decoded by their protocol long before they come here. Buffers are not copied here: whoever
+encodes copies them out before the object's owner goes on. Decoded arrays lie in fresh memory of
+their own. Imports no torch where no tensor travels.
 """
 
 from __future__ import annotations
