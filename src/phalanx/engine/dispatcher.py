@@ -14,6 +14,7 @@ from phalanx.engine.boundary import run_every
 from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, Sink
+from phalanx.errors import EngineOverloadedError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.limits import Limits
@@ -41,7 +42,11 @@ class RequestDispatcher:
     def step(self, rid: str, request: Any, sink: CallerSink) -> Any:
         """Execute a request while its caller waits."""
         live = self._requests.accept(rid, sink)
-        return self._replicas[live.account.replica].step(live, sink, request)
+        try:
+            return self._replicas[live.account.replica].step(live, sink, request)
+        except (InvalidRequestError, EngineOverloadedError):
+            self._requests.reject(live)  # unless it has ended, in an error of the plugin's own
+            raise
 
     def submit(self, rid: str, request: Any, sink: Sink) -> LiveRequest:
         """Queue a request; its outcome goes to `sink`. Raises where it was never started."""

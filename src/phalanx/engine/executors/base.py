@@ -30,7 +30,10 @@ class ReplicaExecutor(Protocol):
         ...
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
-        """Execute an accepted request and return its complete output, or raise what it ended in."""
+        """Execute an accepted request and return its complete output, or raise what it ended in.
+
+        Raises `InvalidRequestError` where it may not be called here; the request is then as it was.
+        """
         ...
 
     def submit(self, live: LiveRequest, request: Any) -> None:

@@ -11,6 +11,7 @@ from phalanx.clock import Clock
 from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.loop_thread import LoopThread
+from phalanx.engine.executors.waiting import submit_and_wait
 from phalanx.engine.lockstep.messages import Cancel, Start
 from phalanx.engine.lockstep.turns import create_turns
 from phalanx.engine.ranks import Rank
@@ -58,17 +59,8 @@ class BatchingExecutor:
         return self._loop.statistics
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
-        try:
-            self._refuse_on_loop_thread("step")
-        except InvalidRequestError:
-            self._requests.reject(live)
-            raise
-        try:
-            self.submit(live, request)
-            return sink.future.result()
-        finally:
-            if not sink.future.done():  # interrupted
-                self.cancel(live)
+        self._refuse_on_loop_thread("step")
+        return submit_and_wait(self, live, sink, request)
 
     def submit(self, live: LiveRequest, request: Any) -> None:
         self._loop.post(Start(live, request))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from phalanx.engine.executors.waiting import submit_and_wait
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
@@ -68,17 +69,8 @@ class MultiprocessExecutor:
         self._has_failed = False
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
-        try:
-            self._refuse_on_workers_thread("step")
-        except InvalidRequestError:
-            self._requests.reject(live)
-            raise
-        try:
-            self.submit(live, request)
-            return sink.future.result()
-        finally:
-            if not sink.future.done():  # interrupted
-                self.cancel(live)
+        self._refuse_on_workers_thread("step")
+        return submit_and_wait(self, live, sink, request)
 
     def submit(self, live: LiveRequest, request: Any) -> None:
         # From here on its future is running, and cannot be cancelled.
@@ -89,7 +81,6 @@ class MultiprocessExecutor:
             num_bytes = self._supervisor.submit(self._replica_id, live.number, live.rid, request)
         except (InvalidRequestError, EngineOverloadedError):
             self._unsend(live)
-            self._requests.reject(live)
             raise
         except EngineUnavailableError as error:
             self._unsend(live)

@@ -79,7 +79,6 @@ class SerialExecutor:
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
         if threading.current_thread() in (self._active, self._worker):
-            self._requests.reject(live)
             raise InvalidRequestError(
                 "step() was called from inside a step of the same engine, or in a future's callback "
                 "on the thread that would have to compute it; call it from another thread"
