@@ -200,16 +200,32 @@ def test_a_close_on_the_listeners_thread_does_not_wait_for_itself(build):
     assert supervisor.state is LifecycleState.STOPPED and listener.failures.empty()
 
 
-def test_a_close_while_workers_load_kills_them(build, pipe, gate):
-    loading = pipe()
-    supervisor = build(Misdeed(Phase.LOADING, Deed.WAIT, announce=loading.path, gate=gate.path))
+@pytest.mark.parametrize("phase", [Phase.HELLO, Phase.LOADING, Phase.READY])
+def test_a_close_while_workers_start_kills_them(phase, build, pipe):
+    beginning = pipe()
+    supervisor = build(Misdeed(phase, Deed.HANG, announce=beginning.path))
     starting = in_background(supervisor.start)
-    loading.pid()
+    beginning.pid()
     supervisor.close()
-    loading.await_end()
+    beginning.await_end()
     with pytest.raises(EngineUnavailableError, match="closed"):
         starting.result()
     assert supervisor.state is LifecycleState.STOPPED and supervisor.failure is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", [Phase.RECEIVING, Phase.EXECUTING, Phase.REPLYING])
+def test_a_close_while_a_worker_is_at_work_ends_one_that_does_not_come_back(phase, started, pipe):
+    working = pipe()
+    misdeed = Misdeed(phase, Deed.HANG, announce=working.path)
+    at_request = phase is not Phase.RECEIVING
+    supervisor = started(*(() if at_request else (misdeed,)), shutdown_timeout_s=0.1)
+    supervisor.submit(0, 1, "a", misdeed if at_request else "b")
+    working.pid()
+    supervisor.close()
+    working.await_end()
+    assert supervisor.state is LifecycleState.FAILED
+    assert "shutdown_timeout_s" in str(supervisor.failure)
 
 
 def test_pending_replies_are_not_told_once_a_close_has_begun(started, listener, pipe, gate):
