@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from phalanx.engine.workers.arena import (
+    MAX_LOANS,
     MAX_READERS,
     ArenaReader,
     ArenaWriter,
@@ -45,7 +47,10 @@ def test_free_space_takes_the_lowest_gap_that_fits(steps, random):
 
 
 class ArenaModel(RuleBasedStateMachine):
-    """A writer and several readers; each reader's queue says what it must find next."""
+    """A writer and several readers; each reader's queue says what it must find next.
+
+    An only reader keeps some payloads on loan.
+    """
 
     @initialize(num_readers=st.integers(1, 3), capacity=st.sampled_from([4096, 12288]))
     def build(self, num_readers, capacity):
@@ -54,15 +59,16 @@ class ArenaModel(RuleBasedStateMachine):
             self.writer = ArenaWriter(file.fileno(), num_readers)
             self.readers = [ArenaReader(file.fileno(), i) for i in range(num_readers)]
         self.queues = [[] for _ in range(num_readers)]
+        self.kept = []
         self.count = 0
 
     def unread(self):
         """Lines that some reader still needs."""
         lines = set()
-        for queue in self.queues:
-            for written, data in queue:
-                first = written.position // LINE
-                lines |= set(range(first, first + -(-len(data) // LINE)))
+        needed = [(written, data) for written, data, _ in self.kept]
+        for written, data in [*itertools.chain(*self.queues), *needed]:
+            first = written.position // LINE
+            lines |= set(range(first, first + -(-len(data) // LINE)))
         return lines
 
     @rule(size=st.integers(1, 5000), num_chunks=st.integers(1, 3))
@@ -91,6 +97,29 @@ class ArenaModel(RuleBasedStateMachine):
         assert self.readers[index].view(written.position, len(data)) == data
         self.readers[index].release(written.sequence)
 
+    @precondition(lambda self: len(self.queues) == 1 and self.queues[0])
+    @rule()
+    def borrow(self):
+        written, data = self.queues[0].pop(0)
+        on_loan = sum(len(data) for _, data, _ in self.kept)
+        array = self.readers[0].borrow(written.position, len(data), written.sequence)
+        self.readers[0].release(written.sequence)
+        assert (array is None) == (
+            len(self.kept) == MAX_LOANS or on_loan + len(data) > self.capacity // 2
+        )
+        if array is not None:
+            self.kept.append((written, data, array[len(data) // 2 :]))
+
+    @precondition(lambda self: self.kept)
+    @rule(choice=st.integers(0, 100))
+    def give_back(self, choice):
+        del self.kept[choice % len(self.kept)]
+
+    @invariant()
+    def nothing_on_loan_has_changed(self):
+        for _, data, array in self.kept:
+            assert array.tobytes() == data[len(data) // 2 :]
+
     @invariant()
     def nothing_unread_has_changed(self):
         for reader, queue in zip(self.readers, self.queues):
@@ -117,6 +146,20 @@ def test_a_payload_that_was_never_announced_frees_with_the_next():
     writer.write([b"lost" * 10], 40)
     reader.release(writer.write([b"c" * 100], 100).sequence)
     assert writer.write([b"d" * 4096], 4096).position == 0
+
+
+def test_an_only_reader_keeps_no_more_payloads_than_there_are_loans():
+    with create_arena(1 << 16) as file:
+        writer, reader = ArenaWriter(file.fileno(), 1), ArenaReader(file.fileno())
+    kept = []
+    for _ in range(MAX_LOANS + 1):
+        written = writer.write([b"x"], 1)
+        kept.append(reader.borrow(written.position, 1, written.sequence))
+        reader.release(written.sequence)
+    assert kept.pop() is None
+    kept[5] = None
+    assert writer.write([b"y"], 1).position == 5 * LINE
+    assert reader.borrow(0, 1, 0) is not None
 
 
 def test_impossible_sizes_places_and_readers_are_refused():

@@ -139,6 +139,29 @@ def test_every_rank_gets_the_one_payload_and_none_is_overwritten_before_the_last
         assert workers[2].receive()[0].payload.position == 0
 
 
+def test_what_an_only_worker_keeps_is_its_own_until_the_last_array_over_it_is_gone(one):
+    sender, _, worker = one
+    kept = []
+    for number in range(12):  # more than half of the arena, so that some are copies
+        sender.submit(number, "a", {"x": np.full(50_000, number, np.float32)})
+        _, request = worker.receive()
+        kept.append(request["x"].reshape(100, 500)[50:])
+        kept[-1] += 0.5
+    assert all((array == number + 0.5).all() for number, array in enumerate(kept))
+    del kept, request
+    sender.submit(90, "b", np.zeros(50_000, np.float32))
+    assert worker.receive()[0].payload.position == 0
+
+
+def test_ranks_do_not_see_what_others_make_of_their_arrays():
+    with connected(2) as (link, workers):
+        link.sender.submit(1, "a", np.zeros(100_000, np.uint8))
+        for rank, worker in enumerate(workers):
+            _, array = worker.receive()
+            assert not array.any()
+            array += 1 + rank
+
+
 def take_starts(worker, numbers):
     """Receive until another command comes; each request is an array of its own number."""
     while isinstance((got := worker.receive())[0], Start):

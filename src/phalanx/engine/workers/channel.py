@@ -179,13 +179,12 @@ class SocketWorkerChannel:
     def __init__(
         self,
         sock: socket.socket,
-        requests: ArenaReader,
-        rank: int,
+        requests: PayloadReader,
         cutoff: RankCutoff,
         replies: ArenaWriter,
     ) -> None:
         self._socket = PacketSocket(sock)
-        self._requests = PayloadReader(requests, rank)
+        self._requests = requests
         self._cutoff = cutoff
         self._replies = PayloadWriter(replies)
         self._encoder = msgspec.msgpack.Encoder()
@@ -267,8 +266,9 @@ def open_replica(num_ranks: int, arena_bytes: int | None = None) -> ReplicaLink:
             with create_arena(arena_bytes) as replies:
                 ours, theirs = create_socket_pair()
                 endpoints.append(undo.enter_context(theirs))
-                # The worker's first packet: which reader it is, and the arenas themselves.
-                PacketSocket(undo.enter_context(ours)).send(bytes((rank,)), (requests, replies))
+                # The worker's first packet: which reader of how many, and the arenas themselves.
+                first = bytes((rank, num_ranks))
+                PacketSocket(undo.enter_context(ours)).send(first, (requests, replies))
                 channels.append(ParentChannel(ours, ArenaReader(replies.fileno())))
         sender = ReplicaSender(
             ArenaWriter(requests.fileno(), num_ranks),
@@ -291,12 +291,11 @@ def connect(endpoint: socket.socket) -> SocketWorkerChannel:
     if packet is None:
         raise EOFError("the parent closed the connection before this worker took it")
     requests, replies = packet.descriptors
-    rank = packet.body[0]
+    rank, num_ranks = packet.body
     try:
         return SocketWorkerChannel(
             endpoint,
-            ArenaReader(requests, rank),
-            rank,
+            PayloadReader(ArenaReader(requests, rank), rank, borrows=num_ranks == 1),
             RankCutoff(map_words(requests, CUTOFF_OFFSET), rank),
             ArenaWriter(replies, 1),
         )

@@ -31,6 +31,11 @@ class Deadlines:
         self._lock = threading.Lock()
         self._submitted: dict[int, tuple[str, float]] = {}
 
+    @property
+    def num_pending(self) -> int:
+        """How many requests are in flight."""
+        return len(self._submitted)
+
     def add(self, number: int, rid: str) -> float | None:
         """A request was submitted now; returns when it expires (None: never)."""
         with self._lock:

@@ -97,17 +97,25 @@ class EntryRuntime:
 
     def serve(self, channel: WorkerChannel) -> None:
         with self._rank.activated():
-            while (received := channel.receive()) is not None:
-                command, request = received
-                match command:
-                    case Start(number=number):
-                        outcome = attempt(partial(self._execute, channel, number, request))
-                        if isinstance(outcome, Raised):
-                            raise DuringRequestError(number, outcome.error) from outcome.error
-                    case Shutdown():
-                        return
-                    case Cancel() | Apply():
-                        raise PhalanxError(f"a plain plugin was sent {command!r}")
+            while self._serve_next(channel):
+                pass
+
+    def _serve_next(self, channel: WorkerChannel) -> bool:
+        """Execute a command, of which nothing is kept; False where it was the last."""
+        received = channel.receive()
+        if received is None:
+            return False
+        command, request = received
+        match command:
+            case Start(number=number):
+                outcome = attempt(partial(self._execute, channel, number, request))
+                if isinstance(outcome, Raised):
+                    raise DuringRequestError(number, outcome.error) from outcome.error
+            case Shutdown():
+                return False
+            case Cancel() | Apply():
+                raise PhalanxError(f"a plain plugin was sent {command!r}")
+        return True
 
     def close(self) -> None:
         with self._rank.activated():

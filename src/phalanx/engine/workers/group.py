@@ -239,7 +239,8 @@ class WorkerGroup:
         try:
             for reply, events in islice(worker.channel.receive_all(), at_most):
                 self._take(worker, reply, events)
-                if self._over:
+                # Nothing more is to come, most likely: the system need not be asked.
+                if self._over or (at_most is not None and not self.deadlines.num_pending):
                     return
         except UndecodablePacketError as error:
             self._blame(faults.malformed(worker, error))

@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from phalanx.engine.workers.payload import buffer_spans
 from phalanx.schema.control import ControlOp
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
@@ -41,8 +42,9 @@ class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pickle and its buffers, without padding."""
-        return sum(self.sizes)
+        """Bytes of the pickle and its buffers, and of what lies between them."""
+        spans = buffer_spans(self.sizes)
+        return spans[-1][1] if spans else self.sizes[0]
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):

@@ -3,7 +3,7 @@
 Both ends are processes of one engine, over a socket and memory that nobody else has; a client's
 bytes are decoded by their protocol long before they come here. Buffers are not copied here: whoever
 encodes copies them out before the object's owner goes on. Decoded arrays lie in fresh memory of
-their own. Imports no torch where no tensor travels.
+their own, or in memory that was lent to them. Imports no torch where no tensor travels.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ Bytes = npt.NDArray[np.uint8]
 # A smaller buffer costs less inside the pickle than as one of its own.
 MIN_BUFFER_BYTES = 8192
 
+ALIGNMENT = 64
+"""Where buffers begin among the bytes of a payload: at multiples of this."""
+
 # How far an error message looks into a request that cannot be pickled.
 _MAX_DEPTH = 8
 
@@ -36,7 +39,7 @@ class EncodedPayload:
     """An object as `chunks` of bytes, still in the memory of the object itself.
 
     `sizes` are the bytes of the pickle, then of each buffer; the chunks hold them one after
-    another (a pickle may be several chunks). `descriptors` are the files that tensors in shared
+    another, aligned (a pickle may be several chunks). `descriptors` are the files that tensors in shared
     memory lie in. `by_handle`: some tensor travels as a handle, so that `decode` needs to know who
     decodes.
     """
@@ -44,11 +47,27 @@ class EncodedPayload:
     __slots__ = ("by_handle", "chunks", "descriptors", "num_bytes", "sizes")
 
     def __init__(self, pickled: list[bytes], buffers: list[memoryview], handles: Handles) -> None:
-        self.chunks: list[bytes | memoryview] = [*pickled, *buffers]
+        self.chunks: list[bytes | memoryview] = [*pickled]
         self.sizes = (sum(map(len, pickled)), *[buffer.nbytes for buffer in buffers])
-        self.num_bytes = sum(self.sizes)
+        end = self.sizes[0]
+        for buffer, (start, next_end) in zip(buffers, buffer_spans(self.sizes), strict=True):
+            if start > end:
+                self.chunks.append(bytes(start - end))
+            self.chunks.append(buffer)
+            end = next_end
+        self.num_bytes = end
         self.descriptors = handles.descriptors
         self.by_handle = handles.used
+
+
+def buffer_spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each buffer of a payload of those sizes begins and ends among its bytes."""
+    spans, end = [], sizes[0]
+    for size in sizes[1:]:
+        start = end + -end % ALIGNMENT
+        end = start + size
+        spans.append((start, end))
+    return spans
 
 
 class SharedFile(NamedTuple):
@@ -170,21 +189,22 @@ def decode(
     body: memoryview,
     sizes: Sequence[int],
     *,
+    lent: Bytes | None = None,
     by_handle: bool = False,
     descriptors: Sequence[int] = (),
     reader: int = 0,
 ) -> Any:
     """The object whose pickle and buffers `body` holds; nothing of it stays in `body`'s memory.
 
-    `reader` numbers this process among those that decode the payload. `descriptors` remain the
+    But where `lent` is an array over the same bytes, the object's arrays lie there. `reader` numbers this process among those that decode the payload. `descriptors` remain the
     caller's. Raises what unpickling raises.
     """
-    end = sizes[0]
-    pickled = body[:end]
-    buffers = []
-    for size in sizes[1:]:
-        start, end = end, end + size
-        buffers.append(np.frombuffer(body[start:end], np.uint8).copy())
+    pickled = body[: sizes[0]]
+    if lent is None:
+        spans = buffer_spans(sizes)
+        buffers = [np.frombuffer(body[start:end], np.uint8).copy() for start, end in spans]
+    else:
+        buffers = [lent[start:end] for start, end in buffer_spans(sizes)]
     if not by_handle:
         return pickle.loads(pickled, buffers=buffers)
     context = {"rebuild_shared": descriptors, "rebuild_on_device": reader}

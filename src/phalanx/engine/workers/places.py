@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from phalanx.engine.workers.arena import ArenaReader, ArenaWriter
 from phalanx.engine.workers.messages import PayloadRef, Place
 from phalanx.engine.workers.packets import Descriptor, MemoryFile, close_all
-from phalanx.engine.workers.payload import EncodedPayload, decode
+from phalanx.engine.workers.payload import Bytes, EncodedPayload, decode
 
 MAX_PACKET_PAYLOAD_BYTES = 8192
 
@@ -46,22 +46,31 @@ class PayloadWriter:
 
 
 class PayloadReader:
-    """Takes payloads as one of an arena's readers; not safe to share between threads."""
+    """Takes payloads as one of an arena's readers; not safe to share between threads.
 
-    def __init__(self, arena: ArenaReader, reader: int = 0) -> None:
+    `borrows`: arrays stay in the arena, where they are written to by nobody else, for as long as
+    they live. Only for an arena with one reader.
+    """
+
+    def __init__(self, arena: ArenaReader, reader: int = 0, *, borrows: bool = False) -> None:
         self._arena = arena
         self._reader = reader
+        self._borrows = borrows
 
     def take(self, ref: PayloadRef, descriptors: list[int]) -> Any:
-        """The object, in memory of its own. Closes the descriptors; raises what decoding raises."""
+        """The object, in memory that is its own or lent to it. Closes the descriptors; raises what decoding raises."""
         try:
             match ref.place:
                 case Place.PACKET:
                     return self._decode(memoryview(ref.data), ref, descriptors)
                 case Place.ARENA:
-                    body = self._arena.view(ref.position, ref.num_bytes)
+                    num_bytes = ref.num_bytes
+                    body = self._arena.view(ref.position, num_bytes)
+                    lent = None
+                    if self._borrows and len(ref.sizes) > 1:
+                        lent = self._arena.borrow(ref.position, num_bytes, ref.sequence)
                     try:
-                        return self._decode(body, ref, descriptors)
+                        return self._decode(body, ref, descriptors, lent)
                     finally:
                         self._arena.release(ref.sequence)
                 case Place.FILE:
@@ -71,10 +80,17 @@ class PayloadReader:
             if descriptors:
                 close_all(descriptors)
 
-    def _decode(self, body: memoryview, ref: PayloadRef, descriptors: list[int]) -> Any:
+    def _decode(
+        self,
+        body: memoryview,
+        ref: PayloadRef,
+        descriptors: list[int],
+        lent: Bytes | None = None,
+    ) -> Any:
         return decode(
             body,
             ref.sizes,
+            lent=lent,
             by_handle=ref.by_handle,
             descriptors=descriptors,
             reader=self._reader,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import selectors
+import select
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
 MAX_WAIT_S = 86_400.0
 """A longer wait is cut to this, as the system takes less than 25 days."""
 
@@ -20,48 +20,73 @@ class Descriptor(Protocol):
 Source = int | Descriptor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Watch:
     rank: int
     act: Callable[[int], None]
+    events: int = READ
 
 
 class Readiness:
-    """Calls what stands for each ready descriptor; for one thread."""
+    """Calls what stands for each ready descriptor; for one thread.
+
+    A source is forgotten before it is closed.
+    """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watches: dict[int, _Watch] = {}
 
     def watch(self, source: Source, act: Callable[[int], None], *, rank: int = 0) -> None:
         """Call `act` with READ, and WRITE where it is wanted, whenever the source is ready.
 
-        Of several that are ready together, those of the lowest rank are called first.
+        A source that has come to its end is ready for both. Of several that are ready together,
+        those of the lowest rank are called first.
         """
-        self._selector.register(source, READ, _Watch(rank, act))
+        descriptor = _descriptor(source)
+        self._epoll.register(descriptor, READ)
+        self._watches[descriptor] = _Watch(rank, act)
 
     def want_write(self, source: Source, wanted: bool) -> None:
         """Whether to wait for the source to be writable too; nothing where it is not watched."""
-        key = self._selector.get_map().get(source)
+        descriptor = _descriptor(source)
+        watch = self._watches.get(descriptor)
         events = READ | WRITE if wanted else READ
-        if key is not None and key.events != events:
-            self._selector.modify(source, events, key.data)
+        if watch is not None and watch.events != events:
+            watch.events = events
+            self._epoll.modify(descriptor, events)
 
     def forget(self, source: Source) -> None:
         """Watch this source no more, if it was watched."""
-        if source in self._selector.get_map():
-            self._selector.unregister(source)
+        descriptor = _descriptor(source)
+        if self._watches.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait for something to be ready, at most this long or a day, and do what stands for it.
 
         What is called may forget others: those are still called, if they were ready.
         """
-        ready = self._selector.select(None if timeout_s is None else min(timeout_s, MAX_WAIT_S))
-        if len(ready) > 1:
-            ready.sort(key=lambda event: event[0].data.rank)
-        for key, mask in ready:
-            key.data.act(mask)
+        ready = self._epoll.poll(None if timeout_s is None else min(timeout_s, MAX_WAIT_S))
+        if len(ready) == 1:
+            ((descriptor, events),) = ready
+            self._watches[descriptor].act(_mask(events))
+            return
+        calls = [(self._watches[descriptor], _mask(events)) for descriptor, events in ready]
+        calls.sort(key=lambda call: call[0].rank)
+        for watch, mask in calls:
+            watch.act(mask)
 
     def close(self) -> None:
         """Drop the watches; the descriptors stay their owners'."""
-        self._selector.close()
+        self._watches.clear()
+        self._epoll.close()
+
+
+def _descriptor(source: Source) -> int:
+    return source if isinstance(source, int) else source.fileno()
+
+
+def _mask(events: int) -> int:
+    """READ and WRITE; an error or an end of the source is both."""
+    return events if not events & ~(READ | WRITE) else READ | WRITE
