@@ -70,11 +70,8 @@ def test_a_request_and_its_result_travel_in_every_place(one, place):
     request["x"][:] = 3
     worker.send_events([(7, request)], 0.25, LoopStatistics(num_running=2))
     ((reply, events),) = next_replies(channel)
-    assert (reply.payload.place, reply.execution_s, reply.statistics.num_running) == (
-        place,
-        0.25,
-        2,
-    )
+    told = reply.payload.place, reply.execution_s, reply.statistics.num_running
+    assert told == (place, 0.25, 2)
     ((number, arrived),) = events
     assert number == 7 and (arrived["x"] == 3).all()
     arrived["x"][:] = 4
