@@ -67,11 +67,18 @@ def stored(cache: KVCache, rid: str, label: str = "main") -> list[float]:
     return keys.tolist()
 
 
+def planned(cache: KVCache, step: KVStep, ctx: StepContext):
+    """The plan of an admitted step, which is about to be computed."""
+    plan = ctx.plan_results[cache.key] = cache.plan(step, ctx)
+    cache.begin(step, ctx)
+    return plan
+
+
 def run(cache: KVCache, step: KVStep, value: float = 0.0, label: str = "main"):
     """One whole step that writes from `value` on; returns the plan."""
     ctx = context(*{segment.request_id for segment in step.segments})
     assert cache.admit(step, ctx).ok
-    plan = cache.plan(step, ctx)
+    plan = planned(cache, step, ctx)
     if label in plan.by_label:
         write(cache, plan.by_label[label], value)
     cache.commit(step, ctx)
@@ -81,7 +88,7 @@ def run(cache: KVCache, step: KVStep, value: float = 0.0, label: str = "main"):
 def in_flight(cache: KVCache) -> list[tuple[str, str]]:
     return [
         (rid, label)
-        for rid, streams in cache._streams.items()
+        for rid, streams in cache._table.streams.items()
         for label, stream in streams.items()
         if stream.step_in_flight
     ]

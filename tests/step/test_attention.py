@@ -36,6 +36,7 @@ def begin(resources, *segments: Segment, **options) -> tuple[KVStep, StepContext
     assert cache.admit(step, ctx).ok
     ctx.plan_results["kv"] = cache.plan(step, ctx)
     ctx.plan_results["attention"] = attention.plan(AttentionStep(), ctx)
+    attention.begin(AttentionStep(), ctx)
     return step, ctx
 
 

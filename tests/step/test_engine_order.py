@@ -88,6 +88,7 @@ def test_a_batched_step_admits_plans_and_commits_in_dependency_order():
         "declare xy",
         *(f"admit {key} xy" for key in "cba"),
         *(f"plan {key} xy" for key in "cba"),
+        *(f"begin {key} xy" for key in "cba"),
         "forward xy",
         *(f"commit {key} xy" for key in "cba"),
         *(f"publish {key} {rid}" for rid in "xy" for key in "abc"),
@@ -104,6 +105,7 @@ def test_row_by_row_all_are_admitted_before_any_is_planned():
     for rid in "xy":
         expected += [
             *(f"plan {key} {rid}" for key in "cba"),
+            *(f"begin {key} {rid}" for key in "cba"),
             f"forward {rid}",
             *(f"commit {key} {rid}" for key in "cba"),
         ]

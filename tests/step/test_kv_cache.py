@@ -195,7 +195,7 @@ def test_generations_count_commits():
     generations = []
     for step in (kv_step(("a", 2)), kv_step(("a", 1), commit=False), kv_step(("a", 0))):
         run(cache, step)
-        generations.append(cache._streams["a"]["main"].generation)
+        generations.append(cache._table.streams["a"]["main"].generation)
     assert generations == [1, 1, 1]
 
 
@@ -291,7 +291,11 @@ def test_no_page_is_ever_held_twice_or_lost(steps):
         if drop:
             cache.remove_request(rid)
             cache.ingest_request(rid, None)
-        held = [stream.pages.tolist() for one in cache._streams.values() for stream in one.values()]
+        held = [
+            stream.pages.tolist()
+            for one in cache._table.streams.values()
+            for stream in one.values()
+        ]
         pages = list(itertools.chain(*held)) + list(cache._pool._free)
         assert sorted(pages) == [1, 2, 3, 4, 5, 6]
     for rid in "abc":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.step.declaration import Fork
-from tests.step.caches import context, in_flight, kv_step, make_cache, run, stored, write
+from tests.step.caches import context, in_flight, kv_step, make_cache, planned, run, stored, write
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_unadmit_takes_back_invented_forks(cache):
     ctx = context("a")
     assert cache.admit(step, ctx).ok
     assert before - cache.num_free_pages == 4
-    cache.plan(step, ctx)
+    planned(cache, step, ctx)
     cache.unadmit(step, ctx)
     assert cache.num_free_pages == before
     assert cache.publish("a") == {"main": 5}
@@ -74,7 +74,7 @@ def test_unadmit_takes_a_planned_fork_off_a_stream_that_was_there(cache):
     run(cache, kv_step(("a", 2, "branch")), label="branch")
     step, ctx = kv_step(("a", 3, "branch"), pre_forks=(Fork("a", "main", "branch"),)), context("a")
     assert cache.admit(step, ctx).ok
-    assert cache.plan(step, ctx).starts["branch"] == (5,)
+    assert planned(cache, step, ctx).starts["branch"] == (5,)
     cache.unadmit(step, ctx)
     assert cache.publish("a") == {"main": 5, "branch": 2}
 
@@ -104,7 +104,7 @@ def test_a_combined_label_lists_its_sources_one_after_another():
     )
     ctx = context("a", "b")
     assert cache.admit(step, ctx).ok
-    plan = cache.plan(step, ctx)
+    plan = planned(cache, step, ctx)
     rows = [(row.request_id, row.label) for row in plan.rows["guided"]]
     assert rows == [("a", "image"), ("b", "image"), ("a", "main"), ("b", "main")]
     guided = plan.by_label["guided"]

@@ -34,7 +34,7 @@ def step(sampler, logits: torch.Tensor, *rids: str, allowed=None) -> list[int]:
     """One whole step that samples a token of each request."""
     declared, ctx = SamplerStep(rids), context(*rids)
     assert sampler.admit(declared, ctx).ok
-    sampler.plan(declared, ctx)
+    sampler.begin(declared, ctx)
     rows = logits.expand(len(rids), VOCAB) if logits.dim() == 1 else logits
     tokens = sampler.sample(rows, allowed).tolist()
     sampler.commit(declared, ctx)
@@ -43,7 +43,7 @@ def step(sampler, logits: torch.Tensor, *rids: str, allowed=None) -> list[int]:
 
 def adjusted(sampler, logits: torch.Tensor, *rids: str, allowed=None) -> torch.Tensor:
     """What the tokens would be drawn from."""
-    sampler.plan(SamplerStep(rids), context(*rids))
+    sampler.begin(SamplerStep(rids), context(*rids))
     return sampler._adjusted(logits.expand(len(rids), VOCAB), allowed)
 
 
@@ -106,7 +106,7 @@ def test_a_step_without_a_commit_draws_the_same_again(sampler):
     open_request(sampler, "a", seed=4, penalties=Penalties(presence=1.0))
     for _ in range(3):
         declared, ctx = SamplerStep(("a",)), context("a")
-        sampler.plan(declared, ctx)
+        sampler.begin(declared, ctx)
         tokens = sampler.sample(RAMP[None]).tolist()
         sampler.unadmit(declared, ctx)
     assert step(sampler, RAMP, "a") == tokens
@@ -116,10 +116,10 @@ def test_a_planned_step_that_samples_nothing_moves_nothing(sampler):
     open_request(sampler, "a", seed=4)
     open_request(sampler, "b", seed=4)
     declared = SamplerStep(("a",))
-    sampler.plan(declared, context("a"))
+    sampler.begin(declared, context("a"))
     sampler.commit(declared, context("a"))
     step_without_rows = SamplerStep(())
-    sampler.plan(step_without_rows, context())
+    sampler.begin(step_without_rows, context())
     sampler.commit(step_without_rows, context())
     assert step(sampler, FLAT, "a") == step(sampler, FLAT, "b")
 
@@ -174,7 +174,7 @@ def test_logits_are_left_as_they_are(sampler):
     logits = RAMP.clone()[None]
     allowed = torch.ones(1, VOCAB, dtype=torch.bool)
     allowed[0, 4] = False
-    sampler.plan(SamplerStep(("a",)), context("a"))
+    sampler.begin(SamplerStep(("a",)), context("a"))
     sampler.sample(logits, allowed)
     assert torch.equal(logits[0], RAMP)
 
@@ -225,13 +225,13 @@ def test_removal_tolerates_unknown_ids_and_leaves_nothing(sampler):
     sampler.remove_request("a")
     assert sampler.at_rest()
     with pytest.raises(KeyError):
-        sampler.plan(SamplerStep(("a",)), context("a"))
+        sampler.begin(SamplerStep(("a",)), context("a"))
 
 
 @pytest.mark.parametrize("shape", [(1, VOCAB), (3, VOCAB), (2, VOCAB - 1)])
 def test_logits_of_another_shape_are_refused(sampler, shape):
     open_request(sampler, "a")
     open_request(sampler, "b")
-    sampler.plan(SamplerStep(("a", "b")), context("a", "b"))
+    sampler.begin(SamplerStep(("a", "b")), context("a", "b"))
     with pytest.raises(ValueError, match="2 sampled rows and a vocabulary of 10"):
         sampler.sample(torch.zeros(shape))

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.step.lease import SlotLease
+
 DEFAULT_LABEL = "main"
 
 
@@ -47,10 +49,12 @@ class StepContext:
     """The engine's own record of a step while it runs.
 
     `plan_results` holds each resource's plan for those that depend on it; `reservations` what each
-    resource took in `admit`, so that `unadmit` can give exactly that back.
+    resource took in `admit`, so that `unadmit` can give exactly that back. Under a `lease` plans go
+    into the static buffers of its slot, padded to its bucket.
     """
 
     request_ids: tuple[str, ...]
     walk: str
+    lease: SlotLease | None = None
     plan_results: dict[str, Any] = field(default_factory=dict)
     reservations: dict[str, Any] = field(default_factory=dict)

@@ -154,6 +154,7 @@ class StepExecution:
         batch, submodule = self._batch, self._submodule
         if unit.step is not None:
             self._runner.plan(unit.step, unit.context)
+            self._runner.begin(unit.step, unit.context)
         given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
         prepared = submodule.preprocess(given, unit.inputs)
         forward = submodule.forward_batched if batch.running_batched else submodule.forward

@@ -42,7 +42,7 @@ def dependency_order(specs: Iterable[ResourceSpec]) -> tuple[ResourceSpec, ...]:
 
 
 class StepRunner:
-    """Admit, plan, commit and unadmit over the resources that a step names."""
+    """Admit, plan, begin, commit and unadmit over the resources that a step names."""
 
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         """`resources` by key, in dependency order."""
@@ -66,6 +66,10 @@ class StepRunner:
         ctx.plan_results.clear()
         for key in self._keys(step):
             ctx.plan_results[key] = self._resources[key].plan(step.resources[key], ctx)
+
+    def begin(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        for key in self._keys(step):
+            self._resources[key].begin(step.resources[key], ctx)
 
     def commit(self, step: SubmoduleStep, ctx: StepContext) -> None:
         for key in self._keys(step):

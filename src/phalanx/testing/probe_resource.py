@@ -89,6 +89,9 @@ class ProbeResource(Resource):
         self._called("plan", _rids(step))
         return tuple(ctx.plan_results)
 
+    def begin(self, step: ResourceStep, ctx: StepContext) -> None:
+        self._called("begin", _rids(step))
+
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         self._called("commit", _rids(step))
         self._give_back(ctx)

@@ -36,7 +36,7 @@ class AttentionStep(ResourceStep):
 
 
 class PagedAttention(Resource):
-    """See the module. The label cursor and the layer cursor are reset by every plan, so that a
+    """See the module. The label cursor and the layer cursor are reset when a step begins, so that a
     stack of layers passes neither.
     """
 
@@ -53,9 +53,11 @@ class PagedAttention(Resource):
     def plan(self, step: ResourceStep, ctx: StepContext) -> KVPlan:
         plan = ctx.plan_results[self._kv_key]
         assert isinstance(plan, KVPlan)
-        self._plan = plan
-        self.select(DEFAULT_LABEL)
         return plan
+
+    def begin(self, step: ResourceStep, ctx: StepContext) -> None:
+        self._plan = ctx.plan_results[self.key]
+        self.select(DEFAULT_LABEL)
 
     def select(self, label: str) -> None:
         """Go on with the plan of `label`, from the first layer."""

@@ -1,8 +1,11 @@
 """The contract of a resource: state that nodes use, built and driven by the step engine.
 
 A resource is asked in this order: `ingest_request` opens a request, then for each step `admit`
-(reserve), `plan` (compute addressing), `commit` (make the step's effects part of the state), or
-`unadmit` where a step does not come to its commit; `remove_request` frees everything.
+(reserve), `plan` (compute addressing), `begin` (the step is about to be computed), `commit` (make the
+step's effects part of the state), or `unadmit` where a step does not come to its commit;
+`remove_request` frees everything. The next step may be admitted and planned, on another thread,
+after this one's commit and while it is still computed: so `plan` changes nothing that a forward
+reads, and `begin` does.
 When no request is left, a resource is as it was at the start.
 """
 
@@ -11,10 +14,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import ResourceStep, StepContext
+from phalanx.step.lease import BufferClaim
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome
 
 
@@ -53,6 +57,8 @@ class Resource:
     """
 
     key: str = ""
+    plans_ahead: ClassVar[bool] = True
+    """Whether a step can be planned before the one before it has been computed."""
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         """Open a request's state."""
@@ -68,8 +74,17 @@ class Resource:
         """Undo this context's `admit`, also where it was never called or was refused."""
 
     def plan(self, step: ResourceStep, ctx: StepContext) -> Any:  # noqa: ANN401
-        """This step's addressing; kept in `ctx.plan_results` for those that depend on it."""
+        """This step's addressing; kept in `ctx.plan_results` for those that depend on it.
+
+        Under a lease it is written into the static buffers of the lease's slot. Rows and tokens
+        beyond the step's own are padding: they read and write what belongs to nobody.
+        """
         return None
+
+    def begin(self, step: ResourceStep, ctx: StepContext) -> None:
+        """The step is computed next: make its plan the current one, and do what must precede it on
+        the device.
+        """
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         """Make the step's effects part of the state."""
@@ -81,6 +96,12 @@ class Resource:
     def admit_retrieve(self, rid: str, published: object | None) -> AdmitOutcome:
         """Import published state; `ready=False` until it has landed."""
         return ADMITTED
+
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        """Take static buffers for captured steps; before any capture, and never moved after it.
+
+        Called once a node; a later claim may only add.
+        """
 
     def release(self, tags: frozenset[str]) -> None:
         """Free the memory that stands under `tags`; repeated calls do nothing."""
@@ -102,3 +123,30 @@ class Growing(ABC):
     @abstractmethod
     def fits(self, totals: Mapping[str, int]) -> bool:
         """Whether these requests could grow to these numbers of tokens at the same time."""
+
+
+class Evictable(ABC):
+    """A resource that can move a request's state to the host and back."""
+
+    @abstractmethod
+    def is_offloaded(self, rid: str) -> bool:
+        """Whether some of the request's state is on the host."""
+
+    @abstractmethod
+    def reclaimable(self, rid: str) -> int:
+        """What `offload` would free, in the resource's own unit (pages, slots); 0 for nothing."""
+
+    @abstractmethod
+    def offload(self, rid: str) -> int:
+        """Move what can be moved to the host; returns what that freed.
+
+        0 where a step of the request is in flight, or the host has no room.
+        """
+
+    @abstractmethod
+    def reload(self, rid: str) -> bool:
+        """Bring all of it back; False, and nothing is changed, where there is no room."""
+
+    def offload_priority(self, rid: str) -> float:
+        """The higher, the rather this request is offloaded by the priority policy."""
+        return float(self.reclaimable(rid))

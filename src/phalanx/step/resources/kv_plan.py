@@ -24,6 +24,8 @@ class KVPlan:
     rows: Mapping[str, tuple[Segment, ...]]
     starts: Mapping[str, tuple[int, ...]]
     """Committed tokens of each row before the step: where its new tokens begin."""
+    copies: tuple[tuple[list[int], list[int]], ...] = ()
+    """Pages to copy before the step is computed, from and to, for each fork."""
 
 
 def build_plans(
@@ -32,6 +34,7 @@ def build_plans(
     streams: Streams,
     page_size: int,
     backend: DeviceBackend,
+    copies: tuple[tuple[list[int], list[int]], ...] = (),
 ) -> KVPlan:
     """Plan every label that the segments name, and every combined label over its sources.
 
@@ -49,7 +52,7 @@ def build_plans(
         chosen = [streams[row.request_id][row.label] for row in group]
         starts[label] = tuple(stream.stored_len for stream in chosen)
         plans[label] = _paged_plan([row.span for row in group], chosen, page_size, backend)
-    return KVPlan(plans, rows, starts)
+    return KVPlan(plans, rows, starts, copies)
 
 
 def _paged_plan(

@@ -102,7 +102,7 @@ class Sampler(Resource):
         with self._lock:
             self._states.pop(rid, None)
 
-    def plan(self, step: ResourceStep, ctx: StepContext) -> None:
+    def begin(self, step: ResourceStep, ctx: StepContext) -> None:
         assert isinstance(step, SamplerStep)
         with self._lock:
             self._rows = [self._states[rid] for rid in step.request_ids]

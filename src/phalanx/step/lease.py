@@ -1,0 +1,42 @@
+"""The promise that a step replays a captured shape: which shape, and on which of its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BucketKey:
+    """One captured shape of a node: so many rows and tokens of a walk, for one declaration.
+
+    `walk` is the one that was captured, also where another walk replays it. `key` is what the node
+    answered to `capture_key`.
+    """
+
+    walk: str
+    rows: int
+    tokens: int
+    key: Hashable = None
+
+
+@dataclass(frozen=True)
+class SlotLease:
+    """A step's bucket and slot: its plans and inputs go into the static buffers of that slot.
+
+    Slots are counted by node, not by bucket, since buckets share the buffers of a slot.
+    """
+
+    bucket: BucketKey
+    slot: int
+
+
+@dataclass(frozen=True)
+class BufferClaim:
+    """The static buffers that a node's captures need of its resources: for each of `num_slots`
+    slots, room for the largest bucket.
+    """
+
+    num_slots: int
+    max_rows: int
+    max_tokens: int

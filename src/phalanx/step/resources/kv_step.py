@@ -1,0 +1,44 @@
+"""What a node declares about the paged cache: its geometry once, and each step's use of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from phalanx.step.declaration import Fork, ResourceStep, Segment
+
+
+@dataclass(frozen=True)
+class KVConfig:
+    """Geometry of the cache. `num_pages` does not count the sink page."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_pages: int
+    page_size: int
+    max_seq_len: int
+    dtype: torch.dtype
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages so many tokens of one stream take."""
+        return -(-tokens // self.page_size)
+
+
+@dataclass(frozen=True)
+class KVStep(ResourceStep):
+    """What a step does to the cache.
+
+    `commit=False` reserves, plans and writes, but lengths do not move (a denoising step reads its
+    own tokens and leaves none behind). `combined_labels` names plans over several streams of a
+    request, one after another: `{"guided": ("prompt", "image")}`. `pre_forks` are copied before
+    the forward, `post_forks` after it with the step's tokens in; whole pages are copied, not shared.
+    """
+
+    segments: tuple[Segment, ...]
+    commit: bool = True
+    combined_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pre_forks: tuple[Fork, ...] = ()
+    post_forks: tuple[Fork, ...] = ()

@@ -1,0 +1,133 @@
+"""Which (request, label) streams a paged cache holds, and what a step reserves of its pages.
+
+Plain bookkeeping on the host, without a lock of its own: the cache holds one around every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.step.declaration import DEFAULT_LABEL, Fork
+from phalanx.step.outcomes import AdmitRuntimeError, AllocationFailed
+from phalanx.step.resources.cache_stream import CacheStream
+from phalanx.step.resources.kv_step import KVConfig, KVStep
+from phalanx.step.resources.page_pool import PagePool
+
+
+@dataclass
+class Reservation:
+    """What one step took: the streams it touched, with their pages and lengths before."""
+
+    touched: list[CacheStream] = field(default_factory=list)
+    grown: list[tuple[CacheStream, int]] = field(default_factory=list)
+    forked: list[tuple[CacheStream, int]] = field(default_factory=list)
+    invented: list[tuple[str, str]] = field(default_factory=list)
+
+
+class StreamTable:
+    """See the module."""
+
+    def __init__(self, config: KVConfig, pool: PagePool) -> None:
+        self._config = config
+        self._pool = pool
+        self.streams: dict[str, dict[str, CacheStream]] = {}
+
+    def find(self, rid: str, label: str) -> CacheStream | None:
+        return self.streams.get(rid, {}).get(label)
+
+    def of(self, rid: str) -> Mapping[str, CacheStream]:
+        """A request's streams by label; empty for an unknown one."""
+        return self.streams.get(rid, {})
+
+    def held_pages(self, rid: str) -> int:
+        return sum(stream.num_pages for stream in self.of(rid).values())
+
+    def refusal(self, step: KVStep) -> AllocationFailed | AdmitRuntimeError | None:
+        """Why a step cannot be reserved now, or None."""
+        wanted = 0
+        last = ("", DEFAULT_LABEL)
+        for (rid, label), total in self._targets(step).items():
+            if total > self._config.max_seq_len:
+                return AdmitRuntimeError(
+                    f"{total} tokens exceed the cache's sequence limit {self._config.max_seq_len}",
+                    rid,
+                )
+            stream = self.find(rid, label)
+            held = 0 if stream is None else stream.num_pages
+            short = self._config.pages_for(total) - held
+            if short > 0:
+                wanted, last = wanted + short, (rid, label)
+        missing = wanted - self._pool.num_free
+        if missing <= 0:
+            return None
+        return AllocationFailed(
+            f"{wanted} pages wanted, {self._pool.num_free} free", missing, last[0], last[1]
+        )
+
+    def reserve(self, step: KVStep) -> Reservation:
+        """Take the pages that a step needs, of which there are enough, and mark its streams."""
+        taken = Reservation()
+        for (rid, label), total in self._targets(step).items():
+            stream = self.find(rid, label)
+            if stream is None:
+                stream = self.streams[rid][label] = CacheStream()
+                taken.invented.append((rid, label))
+            short = self._config.pages_for(total) - stream.num_pages
+            if short > 0:
+                taken.grown.append((stream, stream.num_pages))
+                stream.append(self._pool.take(short))
+            stream.step_in_flight = True
+            taken.touched.append(stream)
+        for fork in step.pre_forks:
+            target = self.streams[fork.request_id][fork.target]
+            taken.forked.append((target, target.stored_len))
+        return taken
+
+    def undo(self, taken: Reservation) -> None:
+        """Give back what `reserve` took."""
+        for stream, num_pages in taken.grown:
+            self._pool.give_back(stream.cut(num_pages))
+        for stream, stored_len in taken.forked:
+            stream.stored_len = stored_len
+        for rid, label in taken.invented:
+            self.streams.get(rid, {}).pop(label, None)
+        for stream in taken.touched:
+            stream.step_in_flight = False
+
+    def advance(self, step: KVStep) -> None:
+        """A step's tokens are stored."""
+        for segment in step.segments:
+            if segment.span:
+                stream = self.streams[segment.request_id][segment.label]
+                stream.stored_len += segment.span
+                stream.generation += 1
+
+    def fork(self, fork: Fork) -> tuple[list[int], list[int]]:
+        """Make the target as long as its source; returns the pages to copy from and to."""
+        streams = self.streams[fork.request_id]
+        source, target = streams[fork.source], streams[fork.target]
+        count = self._config.pages_for(source.stored_len)
+        target.stored_len = source.stored_len
+        target.generation += 1
+        return source.pages[:count].tolist(), target.pages[:count].tolist()
+
+    def _targets(self, step: KVStep) -> dict[tuple[str, str], int]:
+        """Every stream that the step grows, with the number of tokens that it must then hold."""
+        lengths: dict[tuple[str, str], int] = {}
+
+        def length(rid: str, label: str) -> int:
+            known = lengths.get((rid, label))
+            if known is not None:
+                return known
+            stream = self.streams[rid].get(label)
+            return 0 if stream is None else stream.stored_len
+
+        for fork in step.pre_forks:
+            lengths[fork.request_id, fork.target] = length(fork.request_id, fork.source)
+        for segment in step.segments:
+            key = (segment.request_id, segment.label)
+            lengths[key] = length(*key) + segment.span
+        for fork in step.post_forks:
+            lengths[fork.request_id, fork.target] = length(fork.request_id, fork.source)
+        return lengths
