@@ -240,4 +240,5 @@ def test_a_step_runs_in_a_profiling_range_of_its_node():
 
     bench = Bench(batched=True, backend=Backend())
     bench.engine.exec(bench.batch)
-    assert names == ["step.node"]
+    stages = ("declare", "admit", "plan", "preprocess", "forward", "commit", "collect")
+    assert names == ["step.exec.node", *(f"step.{stage}" for stage in stages)]

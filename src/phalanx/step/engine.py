@@ -156,11 +156,13 @@ class StepEngine:
         """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
         try:
             node = self._nodes[batch.node]
-            execution = StepExecution(batch, node.submodule, node.resources.keys(), self._runner)
-            with torch.inference_mode(), self.backend.range(f"step.{batch.node}"):
+            keys = node.resources.keys()
+            execution = StepExecution(batch, node.submodule, keys, self._runner, self.backend)
+            with torch.inference_mode(), self.backend.range(f"step.exec.{batch.node}"):
                 computed = execution.run()
                 batch.commit_done.set()
-                batch.outputs = [part.owned() for part in computed]
+                with self.backend.range("step.collect"):
+                    batch.outputs = [part.owned() for part in computed]
             return batch.outputs
         finally:
             batch.release_waiters()
@@ -176,7 +178,8 @@ class StepEngine:
     def check_stop(self, batch: ExecutingBatch) -> dict[str, frozenset[str]]:
         """Hand every row its values and return the loops that ended, by request."""
         submodule = self._nodes[batch.node].submodule
-        values = to_host(batch.outputs)
+        with self.backend.range("step.to_host"):
+            values = to_host(batch.outputs)
         none: HostRow = {}
         stopped: dict[str, frozenset[str]] = {}
         for row in batch.live_rows():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError, RequestFailedError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
@@ -56,12 +57,14 @@ class StepExecution:
         submodule: NodeSubmodule,
         keys: Collection[str],
         runner: StepRunner,
+        backend: DeviceBackend,
     ) -> None:
         """`keys` are the resources that the node may name."""
         self._batch = batch
         self._submodule = submodule
         self._keys = keys
         self._runner = runner
+        self._range = backend.range
 
     def run(self) -> list[NodeOutputs]:
         """Reserve for all rows, then compute and commit; the outputs of the rows that came through."""
@@ -99,7 +102,8 @@ class StepExecution:
 
     def _reserve(self, unit: _Unit) -> StepOutcome:
         """Declare one unit's step and reserve what it needs."""
-        step = self._submodule.declare_step(self._batch.walk, unit.rows, unit.inputs)
+        with self._range("step.declare"):
+            step = self._submodule.declare_step(self._batch.walk, unit.rows, unit.inputs)
         if step is None:
             return StepOutcome()
         unknown = step.resources.keys() - self._keys
@@ -109,7 +113,8 @@ class StepExecution:
                 f"it has {sorted(self._keys)}"
             )
         unit.step = step
-        return self._runner.admit(step, unit.context)
+        with self._range("step.admit"):
+            return self._runner.admit(step, unit.context)
 
     def _unadmit(self, unit: _Unit) -> None:
         if unit.step is not None:
@@ -153,12 +158,15 @@ class StepExecution:
     def _compute(self, unit: _Unit) -> NodeOutputs:
         batch, submodule = self._batch, self._submodule
         if unit.step is not None:
-            self._runner.plan(unit.step, unit.context)
-            self._runner.begin(unit.step, unit.context)
+            with self._range("step.plan"):
+                self._runner.plan(unit.step, unit.context)
+                self._runner.begin(unit.step, unit.context)
         given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
-        prepared = submodule.preprocess(given, unit.inputs)
+        with self._range("step.preprocess"):
+            prepared = submodule.preprocess(given, unit.inputs)
         forward = submodule.forward_batched if batch.running_batched else submodule.forward
-        outputs = forward(prepared)
+        with self._range("step.forward"):
+            outputs = forward(prepared)
         if not isinstance(outputs, NodeOutputs):
             raise TypeError(
                 f"the forward of node {batch.node!r} returned a {type(outputs).__name__}; "
@@ -168,4 +176,5 @@ class StepExecution:
 
     def _commit(self, unit: _Unit) -> None:
         if unit.step is not None:
-            self._runner.commit(unit.step, unit.context)
+            with self._range("step.commit"):
+                self._runner.commit(unit.step, unit.context)
