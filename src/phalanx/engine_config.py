@@ -86,7 +86,8 @@ class RuntimeConfig:
     torch's generators (a request's draws follow its own seed). `max_pending_requests` bounds what
     is accepted and not ended; beyond it a submit is refused. A stream whose reader takes nothing
     for `stall_timeout_s` while output waits is cancelled. `dist_timeout_s` is how long a rank waits
-    for the others of its replica, at the start and in a collective.
+    for the others of its replica, at the start and in a collective. With `step_timings` the loop's
+    statistics tell how much time each stage of the steps took.
     """
 
     num_threads: int | None = None
@@ -94,6 +95,7 @@ class RuntimeConfig:
     max_pending_requests: int = 1024
     stall_timeout_s: float = 60.0
     dist_timeout_s: float = 1800.0
+    step_timings: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "max_pending_requests"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from phalanx.device.base import DeviceBackend
+from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
 
 __all__ = ["DeviceBackend", "create_backend", "num_devices"]
 
 
-def create_backend(target: str) -> DeviceBackend:
-    """The backend of a device target (`cpu`, `cuda` or `cuda:N`)."""
+def create_backend(target: str, times: StageTimes | None = None) -> DeviceBackend:
+    """The backend of a device target (`cpu`, `cuda` or `cuda:N`); its ranges count in `times`."""
     refusal = f"device target {target!r} is not supported; allowed: cpu, cuda[:N]"
     try:
         device = torch.device(target)
@@ -20,11 +21,11 @@ def create_backend(target: str) -> DeviceBackend:
     if device.type == "cpu":
         from phalanx.device.cpu import CpuBackend
 
-        return CpuBackend()
+        return CpuBackend(times)
     if device.type == "cuda":
         from phalanx.device.cuda import CudaBackend
 
-        return CudaBackend(device)
+        return CudaBackend(device, times)
     raise ConfigurationError(refusal)
 
 

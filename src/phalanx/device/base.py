@@ -41,6 +41,10 @@ class DeviceBackend(Protocol):
         """A named profiling range."""
         ...
 
+    def stage_s(self) -> dict[str, float]:
+        """Host seconds of each range so far; empty where nobody asked for them."""
+        ...
+
     def release_cached_memory(self) -> None:
         """Give memory that the allocator keeps for reuse back to the device."""
         ...

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.device.stage_times import StageTimes
+
 _CACHE_LINE = 64
 """Bytes; vector loads that cross a line are slower."""
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
@@ -26,7 +28,8 @@ class CpuEvent:
 class CpuBackend:
     """The machine's processor."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: StageTimes | None = None) -> None:
+        self._times = times
         self._device = torch.device("cpu")
         self._event = CpuEvent()
 
@@ -48,7 +51,10 @@ class CpuBackend:
         return self._event
 
     def range(self, name: str) -> AbstractContextManager[None]:
-        return _NO_RANGE
+        return _NO_RANGE if self._times is None else self._times.range(name)
+
+    def stage_s(self) -> dict[str, float]:
+        return {} if self._times is None else self._times.seconds()
 
     def release_cached_memory(self) -> None:
         gc.collect()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
 
 
 @contextmanager
-def _nvtx_range(name: str) -> Iterator[None]:
+def _nvtx_range(name: str, times: StageTimes | None) -> Iterator[None]:
     torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
-        yield
+        with nullcontext() if times is None else times.range(name):
+            yield
     finally:
         torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
@@ -25,7 +27,7 @@ def _nvtx_range(name: str) -> Iterator[None]:
 class CudaBackend:
     """One CUDA device, pinned for the calling thread."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, times: StageTimes | None = None) -> None:
         if not torch.cuda.is_available():
             raise ConfigurationError(
                 f"device target {str(device)!r} needs a CUDA device and none is available; "
@@ -39,6 +41,7 @@ class CudaBackend:
             )
         torch.cuda.set_device(index)
         self._device = torch.device("cuda", index)
+        self._times = times
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +59,10 @@ class CudaBackend:
         return event
 
     def range(self, name: str) -> AbstractContextManager[None]:
-        return _nvtx_range(name)
+        return _nvtx_range(name, self._times)
+
+    def stage_s(self) -> dict[str, float]:
+        return {} if self._times is None else self._times.seconds()
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ counting the request there are one step.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -107,9 +108,13 @@ def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:
     counts = {
         name: sum(getattr(loop, name) for loop in known)
         for name in LoopStatistics.__struct_fields__
-        if name != "paused"
+        if name not in ("paused", "stage_s")
     }
-    return LoopStatistics(**counts, paused=all(loop.paused for loop in known))
+    stage_s: Counter[str] = Counter()
+    for loop in known:
+        stage_s.update(loop.stage_s)
+    paused = all(loop.paused for loop in known)
+    return LoopStatistics(**counts, paused=paused, stage_s=dict(stage_s))
 
 
 def idle(loop: LoopStatistics) -> LoopStatistics:

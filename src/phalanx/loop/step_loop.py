@@ -122,7 +122,8 @@ class StepLoop:
     def tick(self) -> list[Event]:
         """Run at most one step and return what happened since the last call, in order."""
         if not self.paused:
-            self._step()
+            with self._engine.backend.range("loop"):
+                self._step()
         events, self._events = self._events, []
         return events
 

@@ -16,7 +16,8 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_generated_tokens` and `num_prompt_tokens` count computed work, `num_retractions` requests
     pushed back, `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the
-    cache and `pool_used_tokens` the part of it that requests hold.
+    cache and `pool_used_tokens` the part of it that requests hold. `stage_s` has the host seconds that
+    each stage of the steps took, where `RuntimeConfig.step_timings` asks for it.
     """
 
     num_running: int = 0
@@ -29,6 +30,7 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pool_tokens: int = 0
     pool_used_tokens: int = 0
     paused: bool = False
+    stage_s: dict[str, float] = {}
 
 
 class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):

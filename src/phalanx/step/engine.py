@@ -214,6 +214,10 @@ class StepEngine:
         for resource in self._resources.values():
             resource.restore(tags)
 
+    def stage_s(self) -> dict[str, float]:
+        """Host seconds of each stage of the steps so far; empty where nobody asked for them."""
+        return self.backend.stage_s()
+
     def at_rest(self) -> bool:
         """Whether no request is left and every resource is as it was at the start."""
         resting = all(resource.at_rest() for resource in self._resources.values())

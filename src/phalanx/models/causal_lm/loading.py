@@ -11,6 +11,7 @@ from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
 from phalanx.device.operators import create_operators
 from phalanx.device.operators.base import Operators
+from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
 from phalanx.errors import ConfigurationError
 from phalanx.loop.scheduler import Budget
@@ -58,8 +59,10 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     """Read the checkpoint, or this rank's part of it, into the fastest form that this device has."""
     directory = Path(args.checkpoint_dir)
     config = DecoderConfig.from_directory(directory)
-    device_config = get_engine_config().device
-    backend = create_backend(device_config.target)
+    engine_config = get_engine_config()
+    device_config = engine_config.device
+    times = StageTimes() if engine_config.runtime.step_timings else None
+    backend = create_backend(device_config.target, times)
     ranks = Ranks.current(backend.device)
     if ranks.size > 1:
         ranks.check_same(_facts(args, directory))

@@ -161,6 +161,7 @@ class CausalLMService:
             pool_tokens=self.limits.pool_tokens or 0,
             pool_used_tokens=cache.used_tokens,
             paused=self._loop.paused,
+            stage_s=self._engine.stage_s(),
         )
 
     def close(self) -> None:
