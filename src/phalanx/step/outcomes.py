@@ -23,7 +23,27 @@ class AdmitRuntimeError:
     request_id: str | None = None
 
 
-RefusalReason = AllocationFailed | AdmitRuntimeError
+@dataclass(frozen=True)
+class RequestOffloading:
+    """Its state is on the host, or on the way: bring it back and try again; others stay."""
+
+    message: str
+    request_id: str | None = None
+    label: str = "main"
+
+
+@dataclass(frozen=True)
+class NotReady:
+    """It waits for something outside (imported state): try again when that has come.
+
+    Without `request_id` all rows are concerned.
+    """
+
+    message: str
+    request_id: str | None = None
+
+
+RefusalReason = AllocationFailed | AdmitRuntimeError | RequestOffloading | NotReady
 
 
 @dataclass(frozen=True)

@@ -126,15 +126,20 @@ class Growing(ABC):
 
 
 class Evictable(ABC):
-    """A resource that can move a request's state to the host and back."""
+    """A resource that can move a request's state to the host and back.
+
+    While any of it is away, a step that needs it is refused with `RequestOffloading`.
+    """
 
     @abstractmethod
     def is_offloaded(self, rid: str) -> bool:
-        """Whether some of the request's state is on the host."""
+        """Whether some of the request's state is on the host, or on the way."""
 
     @abstractmethod
     def reclaimable(self, rid: str) -> int:
-        """What `offload` would free, in the resource's own unit (pages, slots); 0 for nothing."""
+        """What the request holds on the device, in the resource's own unit (pages, slots): what
+        comes free when all of it is moved away or dropped.
+        """
 
     @abstractmethod
     def offload(self, rid: str) -> int:

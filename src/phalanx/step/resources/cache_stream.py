@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class CacheStream:
-    """The pages of one (request, label). `pages` is a high-water mark: it may exceed what
-    `stored_len` needs, and a plan cuts its view to what the step can see.
+class Residence(enum.Enum):
+    """Where a stream's tokens are. Only on the device can a step reserve it; whoever moves it owns
+    it until it is at one of the two ends.
     """
 
-    __slots__ = ("_pages", "generation", "num_pages", "step_in_flight", "stored_len")
+    DEVICE = "device"
+    MOVING = "moving"
+    HOST = "host"
+
+
+class CacheStream:
+    """The pages of one (request, label). `pages` is a high-water mark: it may exceed what
+    `stored_len` needs, and a plan cuts its view to what the step can see. `host_pages` hold the
+    tokens while they are on the host.
+    """
+
+    __slots__ = (
+        "_pages",
+        "generation",
+        "host_pages",
+        "num_pages",
+        "residence",
+        "step_in_flight",
+        "stored_len",
+    )
 
     def __init__(self) -> None:
         self._pages: NDArray[np.int32] = np.zeros(8, dtype=np.int32)
@@ -21,6 +41,8 @@ class CacheStream:
         self.stored_len = 0
         self.generation = 0
         self.step_in_flight = False
+        self.residence = Residence.DEVICE
+        self.host_pages: tuple[int, ...] = ()
 
     @property
     def pages(self) -> NDArray[np.int32]:

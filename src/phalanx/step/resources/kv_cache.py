@@ -6,20 +6,24 @@ Its methods hold one lock, since removal and admission may come from two threads
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, StepContext
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import (
     BuildInfo,
+    Evictable,
     Growing,
     Resource,
     ResourceConfig,
     ResourceSpec,
 )
+from phalanx.step.resources.host_pages import HostPages
+from phalanx.step.resources.kv_offload import KVOffload
 from phalanx.step.resources.kv_plan import KVPlan, build_plans
 from phalanx.step.resources.kv_step import KVConfig, KVStep
 from phalanx.step.resources.kv_storage import KVStorage
@@ -41,10 +45,16 @@ class KVSpec(ResourceSpec):
         return KVCache(self.key, self.config, info)
 
 
-class KVCache(Resource, Growing):
+class KVCache(Resource, Growing, Evictable):
     """See the module. `layer(i)` is the (key, value) storage that operators read and write."""
 
-    def __init__(self, key: str, config: KVConfig, info: BuildInfo) -> None:
+    def __init__(
+        self,
+        key: str,
+        config: KVConfig,
+        info: BuildInfo,
+        make_host: Callable[[KVConfig, KVStorage, DeviceBackend], HostPages] = HostPages,
+    ) -> None:
         self.key = key
         self.config = config
         self._backend = info.backend
@@ -52,6 +62,8 @@ class KVCache(Resource, Growing):
         self._pool = PagePool(config.num_pages)
         self._table = StreamTable(config, self._pool)
         self._storage = KVStorage(config, info.backend)
+        host = make_host(config, self._storage, info.backend)
+        self._offload = KVOffload(config, self._table, self._pool, host, self._lock)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer."""
@@ -80,6 +92,7 @@ class KVCache(Resource, Growing):
         with self._lock:
             for stream in self._table.streams.pop(rid, {}).values():
                 self._pool.give_back(stream.cut(0))
+                self._offload.forget(stream)
 
     def fits(self, totals: Mapping[str, int]) -> bool:
         with self._lock:
@@ -143,6 +156,19 @@ class KVCache(Resource, Growing):
         with self._lock:
             return {label: stream.stored_len for label, stream in self._table.of(rid).items()}
 
+    def is_offloaded(self, rid: str) -> bool:
+        return self._offload.is_offloaded(rid)
+
+    def reclaimable(self, rid: str) -> int:
+        with self._lock:
+            return self._table.held_pages(rid)
+
+    def offload(self, rid: str) -> int:
+        return self._offload.offload(rid)
+
+    def reload(self, rid: str) -> bool:
+        return self._offload.reload(rid)
+
     def release(self, tags: frozenset[str]) -> None:
         if KV_TAG not in tags or self._storage.released:
             return
@@ -155,4 +181,5 @@ class KVCache(Resource, Growing):
 
     def at_rest(self) -> bool:
         with self._lock:
-            return not self._table.streams and self._pool.num_free == self._pool.num_pages
+            empty = not self._table.streams and self._pool.num_free == self._pool.num_pages
+            return empty and self._offload.at_rest()

@@ -12,7 +12,10 @@ from phalanx.step.declaration import Fork, ResourceStep, Segment
 
 @dataclass(frozen=True)
 class KVConfig:
-    """Geometry of the cache. `num_pages` does not count the sink page."""
+    """Geometry of the cache. `num_pages` does not count the sink page.
+
+    `host_pages` pages of host memory take what is offloaded; with 0 nothing can be.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -21,6 +24,7 @@ class KVConfig:
     page_size: int
     max_seq_len: int
     dtype: torch.dtype
+    host_pages: int = 0
 
     def pages_for(self, tokens: int) -> int:
         """How many pages so many tokens of one stream take."""

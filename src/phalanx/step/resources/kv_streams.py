@@ -5,14 +5,17 @@ Plain bookkeeping on the host, without a lock of its own: the cache holds one ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.step.declaration import DEFAULT_LABEL, Fork
-from phalanx.step.outcomes import AdmitRuntimeError, AllocationFailed
-from phalanx.step.resources.cache_stream import CacheStream
+from phalanx.step.outcomes import AdmitRuntimeError, AllocationFailed, RequestOffloading
+from phalanx.step.resources.cache_stream import CacheStream, Residence
 from phalanx.step.resources.kv_step import KVConfig, KVStep
 from phalanx.step.resources.page_pool import PagePool
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,8 +46,14 @@ class StreamTable:
     def held_pages(self, rid: str) -> int:
         return sum(stream.num_pages for stream in self.of(rid).values())
 
-    def refusal(self, step: KVStep) -> AllocationFailed | AdmitRuntimeError | None:
+    def refusal(
+        self, step: KVStep
+    ) -> AllocationFailed | AdmitRuntimeError | RequestOffloading | None:
         """Why a step cannot be reserved now, or None."""
+        for fork in (*step.pre_forks, *step.post_forks):
+            away = self._away(fork.request_id, fork.source)
+            if away is not None:
+                return away
         wanted = 0
         last = ("", DEFAULT_LABEL)
         for (rid, label), total in self._targets(step).items():
@@ -53,6 +62,9 @@ class StreamTable:
                     f"{total} tokens exceed the cache's sequence limit {self._config.max_seq_len}",
                     rid,
                 )
+            away = self._away(rid, label)
+            if away is not None:
+                return away
             stream = self.find(rid, label)
             held = 0 if stream is None else stream.num_pages
             short = self._config.pages_for(total) - held
@@ -100,6 +112,14 @@ class StreamTable:
         for segment in step.segments:
             if segment.span:
                 stream = self.streams[segment.request_id][segment.label]
+                if stream.residence is Residence.HOST:
+                    logger.warning(
+                        "dropped %d tokens of request %r, label %r: it was offloaded under its step",
+                        segment.span,
+                        segment.request_id,
+                        segment.label,
+                    )
+                    continue
                 stream.stored_len += segment.span
                 stream.generation += 1
 
@@ -111,6 +131,14 @@ class StreamTable:
         target.stored_len = source.stored_len
         target.generation += 1
         return source.pages[:count].tolist(), target.pages[:count].tolist()
+
+    def _away(self, rid: str, label: str) -> RequestOffloading | None:
+        """The refusal of a step on a stream that is not on the device."""
+        stream = self.find(rid, label)
+        if stream is None or stream.residence is Residence.DEVICE:
+            return None
+        message = f"stream {label!r} of request {rid!r} is offloaded; reload it first"
+        return RequestOffloading(message, rid, label)
 
     def _targets(self, step: KVStep) -> dict[tuple[str, str], int]:
         """Every stream that the step grows, with the number of tokens that it must then hold."""
