@@ -19,8 +19,9 @@ from phalanx.errors import ConfigurationError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
-from phalanx.step.outcomes import ADMITTED, AdmitOutcome
+from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
+from phalanx.step.residency import Residency
 from phalanx.step.resources.base import (
     BuildInfo,
     Growing,
@@ -47,6 +48,7 @@ class StepEngine:
         self._resources: dict[str, Resource] = {}
         self._runner = StepRunner({})
         self._requests: dict[str, RequestInfo] = {}
+        self.residency = Residency({}, {})
 
     def load_model(
         self, submodules: Mapping[str, NodeSubmodule], specs: Sequence[ResourceSpec]
@@ -71,6 +73,8 @@ class StepEngine:
             submodule.requires_grad_(False)
             submodule.bind_node_resources(node.resources)
             self._nodes[name] = node
+        owned = {name: node.resources.keys() for name, node in self._nodes.items()}
+        self.residency = Residency(self._resources, owned)
 
     @property
     def nodes(self) -> Collection[str]:
@@ -112,7 +116,13 @@ class StepEngine:
         )
 
     def check_ready(self, node: str, rid: str, published: Mapping[str, object]) -> AdmitOutcome:
-        """Import what other engines published of a request; `ready` once all of it has landed."""
+        """Bring a request's state here: from the host, and what other engines published of it.
+
+        `ready` once all of it has landed. A refusal that is not terminal wants room.
+        """
+        if not self.residency.reload(rid):
+            reason = RequestOffloading(f"no room to reload request {rid!r}", rid)
+            return AdmitOutcome(ok=False, reason=reason)
         ready = True
         for key, resource in self._nodes[node].resources.items():
             outcome = resource.admit_retrieve(rid, published.get(key))

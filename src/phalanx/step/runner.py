@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import StepContext, SubmoduleStep
-from phalanx.step.outcomes import StepOutcome
+from phalanx.step.outcomes import AdmitOutcome, NotReady, StepOutcome
 from phalanx.step.resources.base import Resource, ResourceSpec
 
 
@@ -49,9 +49,15 @@ class StepRunner:
         self._resources = dict(resources)
 
     def admit(self, step: SubmoduleStep, ctx: StepContext) -> StepOutcome:
-        """Reserve with every resource of the step; a refusal gives back what others reserved."""
+        """Reserve with every resource of the step; a refusal gives back what others reserved.
+
+        What is not ready is refused too: nothing is reserved for a step that cannot run yet.
+        """
         for key in self._keys(step):
             outcome = self._resources[key].admit(step.resources[key], ctx)
+            if outcome.ok and not outcome.ready:
+                reason = outcome.reason or NotReady(f"resource {key!r} is not ready")
+                outcome = AdmitOutcome(ok=False, ready=False, reason=reason)
             if not outcome.ok:
                 self.unadmit(step, ctx)
                 return StepOutcome(outcome, key)
