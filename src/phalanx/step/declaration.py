@@ -5,7 +5,7 @@ The ordered segments are the layout authority of every per-token array of the st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,10 +38,16 @@ class ResourceStep:
 
 @dataclass(frozen=True)
 class SubmoduleStep:
-    """One step of one node: its rows, and what it asks of each resource (by key)."""
+    """One step of one node: its rows, and what it asks of each resource (by key).
+
+    `key` must be what the node answers to `capture_key` for these rows. `receivers` names, for
+    outputs of a captured forward that not every row gets, the requests that do.
+    """
 
     segments: tuple[Segment, ...]
     resources: Mapping[str, ResourceStep]
+    key: Hashable = None
+    receivers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass

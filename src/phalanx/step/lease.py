@@ -11,24 +11,27 @@ class BucketKey:
     """One captured shape of a node: so many rows and tokens of a walk, for one declaration.
 
     `walk` is the one that was captured, also where another walk replays it. `key` is what the node
-    answered to `capture_key`.
+    answered to `capture_key`. `region` names the captured part of a forward, where it is not whole.
     """
 
     walk: str
     rows: int
     tokens: int
     key: Hashable = None
+    region: str | None = None
 
 
 @dataclass(frozen=True)
 class SlotLease:
     """A step's bucket and slot: its plans and inputs go into the static buffers of that slot.
 
-    Slots are counted by node, not by bucket, since buckets share the buffers of a slot.
+    Slots are counted by node, not by bucket, since the buckets and regions of a node share the
+    buffers of a slot; nodes that use one resource have buffers of their own in it.
     """
 
     bucket: BucketKey
     slot: int
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,4 @@ class BufferClaim:
     num_slots: int
     max_rows: int
     max_tokens: int
+    node: str = ""

@@ -23,6 +23,11 @@ class Column:
                 f"{tuple(self.values.shape)}; the first dimension must be one row a request"
             )
 
+    @classmethod
+    def by_row(cls, values: Tensor) -> Column:
+        """A captured forward's column: row i belongs to the i-th row of the step."""
+        return cls(("",) * len(values), values)
+
 
 @dataclass(frozen=True)
 class NodeOutputs:
@@ -45,6 +50,22 @@ class NodeOutputs:
                 for rid, tensors in self.ragged.items()
             },
         )
+
+    def of_rows(
+        self, request_ids: tuple[str, ...], receivers: Mapping[str, tuple[str, ...]]
+    ) -> NodeOutputs:
+        """The rows of a step in what its bucket computed; `receivers` of a column, if it names
+        them, else all.
+        """
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            getting = receivers.get(name, request_ids)
+            values = column.values[: len(request_ids)]
+            if getting != request_ids:
+                at = [request_ids.index(rid) for rid in getting]
+                values = values[at]
+            columns[name] = Column(getting, values)
+        return NodeOutputs(columns)
 
     def row(self, rid: str) -> dict[str, Tensor]:
         """All outputs of one request."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from phalanx.step.declaration import SubmoduleStep
+from phalanx.step.graphs.capture_config import CaptureConfig
+from phalanx.step.graphs.region_config import RegionConfig
+from phalanx.step.lease import SlotLease
 from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.resources.base import Resource
 
@@ -26,16 +30,15 @@ class RequestInfo:
     published: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class StepRow:
     """One request in a step, which advances it by `span` tokens."""
 
-    info: RequestInfo
-    span: int
+    __slots__ = ("info", "request_id", "span")
 
-    @property
-    def request_id(self) -> str:
-        return self.info.request_id
+    def __init__(self, info: RequestInfo, span: int) -> None:
+        self.info = info
+        self.span = span
+        self.request_id = info.request_id
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class EngineInputs:
     step: SubmoduleStep | None
     plans: Mapping[str, Any]
     """Each resource's plan of this step, by key."""
+    lease: SlotLease | None = None
+    """The captured shape that the step replays; None where the forward is called."""
 
 
 class NodeSubmodule(nn.Module):
@@ -55,7 +60,20 @@ class NodeSubmodule(nn.Module):
     For each step the engine calls, in this order: `prepare_inputs` a row, `can_batch`,
     `declare_step`, `preprocess`, `forward_batched` (or `forward` for a single row that cannot be
     batched), `postprocess` a row, `check_stop` a row.
+
+    A step that fits a capture replays it: `preprocess` then returns tensors by name, as
+    `static_inputs` does, and the forward is not called. While captured, it is called with the
+    static inputs; it may look at nothing else on the host, and its columns have one row a row of
+    the bucket. A key that no capture has is computed eagerly.
     """
+
+    autocast_dtype: torch.dtype | None = None
+    """Run the forward under autocast to this dtype; None for not at all."""
+    compiles: bool = False
+    """Compile the eager forward once captures are made (never on a CPU)."""
+
+    publishes: ClassVar[bool] = True
+    """Whether resources publish what became of the rows, for other engines to go on with."""
 
     def bind_node_resources(self, resources: Mapping[str, Resource]) -> None:
         """Keep the node's resources; called once, before any step."""
@@ -89,6 +107,28 @@ class NodeSubmodule(nn.Module):
     def forward(self, prepared: Any) -> NodeOutputs:  # noqa: ANN401
         """Compute a single row."""
         raise NotImplementedError(f"{type(self).__name__} computes nothing")
+
+    def capture_configs(self) -> Sequence[CaptureConfig]:
+        """The shapes in which whole forwards are captured, where the device captures at all."""
+        return ()
+
+    def capture_key(self, walk: str, rows: Sequence[StepRow]) -> Hashable:
+        """Which of a walk's captures computes these rows; may be asked before `prepare_inputs`."""
+        return None
+
+    def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep | None:
+        """The step of a capture: without rows, and with this `key`."""
+        return self.declare_step(walk, (), ())
+
+    def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
+        """Inputs of one captured shape, on the device and valid as they are: what a step does not
+        fill is computed as padding.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has captures and no static inputs")
+
+    def regions(self) -> Sequence[RegionConfig]:
+        """Parts of the forward that are captured on their own."""
+        return ()
 
     def postprocess(self, row: StepRow, outputs: Sequence[NodeOutputs]) -> None:
         """Adjust a row's metadata after the forward; must not read values."""
