@@ -80,6 +80,8 @@ class _Prepared:
 class IdleNode(NodeSubmodule):
     """Declares what a decoder does; its forward hands out zeros."""
 
+    publishes = False
+
     def __init__(self, backend: DeviceBackend, max_rows: int) -> None:
         super().__init__()
         self._zeros = torch.zeros(max_rows, dtype=torch.int64, device=backend.device)

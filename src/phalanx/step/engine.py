@@ -16,7 +16,7 @@ import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.attempt import attempt
+from phalanx.step.attempt import attempt, attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
@@ -136,15 +136,16 @@ class StepEngine:
         submodule = self._nodes[batch.node].submodule
         rows: list[StepRow] = []
         inputs: list[Any] = []
-        for row in batch.rows:
-            made = attempt(partial(submodule.prepare_inputs, batch.walk, row))
-            if made.error is not None:
-                batch.register_failure(row.request_id, made.error)
-            elif made.value is None:
+        for row, given, error in attempt_each(
+            partial(submodule.prepare_inputs, batch.walk), batch.rows
+        ):
+            if error is not None:
+                batch.register_failure(row.request_id, error)
+            elif given is None:
                 batch.skipped.add(row.request_id)
             else:
                 rows.append(row)
-                inputs.append(made.value)
+                inputs.append(given)
         batch.register_inputs(rows, inputs)
         if rows:
             self._choose_path(batch, rows, inputs)
@@ -180,10 +181,13 @@ class StepEngine:
     def postprocess(self, batch: ExecutingBatch) -> None:
         """Let the node adjust each row's metadata."""
         submodule = self._nodes[batch.node].submodule
-        for row in batch.live_rows():
-            made = attempt(partial(submodule.postprocess, row, batch.outputs))
-            if made.error is not None:
-                batch.register_failure(row.request_id, made.error)
+        if type(submodule).postprocess is NodeSubmodule.postprocess:
+            return
+        for row, _, error in attempt_each(
+            lambda row: submodule.postprocess(row, batch.outputs), batch.live_rows()
+        ):
+            if error is not None:
+                batch.register_failure(row.request_id, error)
 
     def check_stop(self, batch: ExecutingBatch) -> dict[str, frozenset[str]]:
         """Hand every row its values and return the loops that ended, by request."""
@@ -192,27 +196,24 @@ class StepEngine:
             values = to_host(batch.outputs)
         none: HostRow = {}
         stopped: dict[str, frozenset[str]] = {}
-        for row in batch.live_rows():
-            rid = row.request_id
-            made = attempt(partial(submodule.check_stop, row, values.get(rid, none)))
-            if made.error is not None:
-                batch.register_failure(rid, made.error)
-            elif made.value:
-                stopped[rid] = made.value
+        for row, ended, error in attempt_each(
+            lambda row: submodule.check_stop(row, values.get(row.request_id, none)),
+            batch.live_rows(),
+        ):
+            if error is not None:
+                batch.register_failure(row.request_id, error)
+            elif ended:
+                stopped[row.request_id] = ended
         return stopped
 
     def finalize(self, batch: ExecutingBatch) -> None:
         """Publish what the rows' state has become; called after every step, whatever came of it."""
-        for row in batch.rows:
-            made = attempt(partial(self._publish, batch.node, row))
-            if made.error is not None:
-                batch.register_failure(row.request_id, made.error)
-
-    def _publish(self, node: str, row: StepRow) -> None:
-        for key, resource in self._nodes[node].resources.items():
-            published = resource.publish(row.request_id)
-            if published is not None:
-                row.info.published[key] = published
+        node = self._nodes[batch.node]
+        if not node.submodule.publishes:
+            return
+        for row, _, error in attempt_each(partial(_publish, node.resources), batch.rows):
+            if error is not None:
+                batch.register_failure(row.request_id, error)
 
     def release(self, tags: frozenset[str]) -> None:
         """Free the memory of every resource under these tags; requests must have ended."""
@@ -236,3 +237,10 @@ class StepEngine:
     def shutdown(self) -> None:
         for resource in self._resources.values():
             resource.cleanup()
+
+
+def _publish(resources: Mapping[str, Resource], row: StepRow) -> None:
+    for key, resource in resources.items():
+        published = resource.publish(row.request_id)
+        if published is not None:
+            row.info.published[key] = published

@@ -58,6 +58,8 @@ class _Prepared:
 class DecoderNode(NodeSubmodule):
     """See the module. A row's state is a `Sequence`."""
 
+    publishes = False
+
     def __init__(self, decoder: Decoder, backend: DeviceBackend, max_batch: int) -> None:
         super().__init__()
         self.decoder = decoder
