@@ -59,6 +59,8 @@ class Resource:
     key: str = ""
     plans_ahead: ClassVar[bool] = True
     """Whether a step can be planned before the one before it has been computed."""
+    skips: bool = True
+    """Whether it needs no more than a call of `skip` for tokens that are not computed."""
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         """Open a request's state."""
@@ -88,6 +90,9 @@ class Resource:
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         """Make the step's effects part of the state."""
+
+    def skip(self, rid: str, num_tokens: int) -> None:
+        """The next tokens of the request's default stream are known and will not be computed."""
 
     def publish(self, rid: str) -> object | None:
         """A request's durable state as a value, or None where there is nothing to say."""
@@ -123,6 +128,21 @@ class Growing(ABC):
     @abstractmethod
     def fits(self, totals: Mapping[str, int]) -> bool:
         """Whether these requests could grow to these numbers of tokens at the same time."""
+
+
+class Prefixed(ABC):
+    """A resource that may know tokens of a request before they are computed."""
+
+    @abstractmethod
+    def adopt(self, rid: str) -> int:
+        """Hold what is known of the request's next tokens; returns how many tokens that is.
+
+        Called between steps, in the same order on every rank.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Keep nothing of what requests have computed so far once they end."""
 
 
 class Evictable(ABC):

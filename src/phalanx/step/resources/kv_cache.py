@@ -18,6 +18,7 @@ from phalanx.step.resources.base import (
     BuildInfo,
     Evictable,
     Growing,
+    Prefixed,
     Resource,
     ResourceConfig,
     ResourceSpec,
@@ -25,12 +26,14 @@ from phalanx.step.resources.base import (
 from phalanx.step.resources.host_pages import HostPages
 from phalanx.step.resources.kv_offload import KVOffload
 from phalanx.step.resources.kv_plan import KVPlan, build_plans
-from phalanx.step.resources.kv_step import KVConfig, KVStep
+from phalanx.step.resources.kv_step import KVConfig, KVRequestConfig, KVStep
 from phalanx.step.resources.kv_storage import KVStorage
 from phalanx.step.resources.kv_streams import Reservation, StreamTable
 from phalanx.step.resources.page_pool import PagePool
+from phalanx.step.resources.prefix_index import PrefixIndex
+from phalanx.step.resources.prefix_sharing import PrefixSharing
 
-__all__ = ["KV_TAG", "KVCache", "KVConfig", "KVSpec", "KVStep"]
+__all__ = ["KV_TAG", "KVCache", "KVConfig", "KVRequestConfig", "KVSpec", "KVStep"]
 
 KV_TAG = "kv_cache"
 
@@ -45,7 +48,7 @@ class KVSpec(ResourceSpec):
         return KVCache(self.key, self.config, info)
 
 
-class KVCache(Resource, Growing, Evictable):
+class KVCache(Resource, Growing, Evictable, Prefixed):
     """See the module. `layer(i)` is the (key, value) storage that operators read and write."""
 
     def __init__(
@@ -59,8 +62,10 @@ class KVCache(Resource, Growing, Evictable):
         self.config = config
         self._backend = info.backend
         self._lock = threading.RLock()
-        self._pool = PagePool(config.num_pages)
+        index = PrefixIndex()
+        self._pool = PagePool(config.num_pages, index)
         self._table = StreamTable(config, self._pool)
+        self._sharing = PrefixSharing(config, self._table, self._pool, index)
         self._storage = KVStorage(config, info.backend)
         host = make_host(config, self._storage, info.backend)
         self._offload = KVOffload(config, self._table, self._pool, host, self._lock)
@@ -71,7 +76,13 @@ class KVCache(Resource, Growing, Evictable):
 
     @property
     def num_free_pages(self) -> int:
+        """Pages that no request holds."""
         return self._pool.num_free
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in free pages that a request could take over."""
+        return self._pool.num_cached * self.config.page_size
 
     @property
     def used_tokens(self) -> int:
@@ -87,12 +98,24 @@ class KVCache(Resource, Growing, Evictable):
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         with self._lock:
             self._table.streams.setdefault(rid, {})
+            if config is not None:
+                assert isinstance(config, KVRequestConfig)
+                self._sharing.open(rid, config)
 
     def remove_request(self, rid: str) -> None:
         with self._lock:
+            self._sharing.close(rid)
             for stream in self._table.streams.pop(rid, {}).values():
                 self._pool.give_back(stream.cut(0))
                 self._offload.forget(stream)
+
+    def adopt(self, rid: str) -> int:
+        with self._lock:
+            return self._sharing.adopt(rid)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._sharing.forget()
 
     def fits(self, totals: Mapping[str, int]) -> bool:
         with self._lock:
@@ -109,7 +132,7 @@ class KVCache(Resource, Growing, Evictable):
             if self._storage.released:
                 message = f"cache {self.key!r} is released; restore it first"
                 return AdmitOutcome(ok=False, reason=AdmitRuntimeError(message))
-            refusal = self._table.refusal(step)
+            refusal = self._sharing.refusal(step) or self._table.refusal(step)
             if refusal is not None:
                 return AdmitOutcome(ok=False, reason=refusal)
             ctx.reservations[self.key] = self._table.reserve(step)
@@ -148,6 +171,7 @@ class KVCache(Resource, Growing, Evictable):
                     stream.step_in_flight = False
             if step.commit:
                 self._table.advance(step)
+                self._sharing.learn(step)
             for fork in step.post_forks:
                 self._storage.copy_pages(*self._table.fork(fork))
 
@@ -161,7 +185,8 @@ class KVCache(Resource, Growing, Evictable):
 
     def reclaimable(self, rid: str) -> int:
         with self._lock:
-            return self._table.held_pages(rid)
+            streams = self._table.of(rid).values()
+            return sum(self._pool.num_freed_by(stream.pages.tolist()) for stream in streams)
 
     def offload(self, rid: str) -> int:
         return self._offload.offload(rid)
@@ -173,6 +198,7 @@ class KVCache(Resource, Growing, Evictable):
         if KV_TAG not in tags or self._storage.released:
             return
         assert self.at_rest(), "the cache is released only when no request holds any of it"
+        self.forget()
         self._storage.release()
 
     def restore(self, tags: frozenset[str]) -> None:

@@ -111,8 +111,8 @@ class KVOffload:
         freed = 0
         for move in moves:
             dropped = move.stream.cut(0)
+            freed += self._pool.num_freed_by(dropped)
             self._pool.give_back(dropped)
-            freed += len(dropped)
             move.stream.host_pages = move.host_pages
             move.stream.residence = Residence.HOST
         return freed

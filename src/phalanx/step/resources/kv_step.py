@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from phalanx.step.declaration import Fork, ResourceStep, Segment
+from phalanx.step.resources.base import ResourceConfig
 
 
 @dataclass(frozen=True)
 class KVConfig:
     """Geometry of the cache. `num_pages` does not count the sink page.
 
-    `host_pages` pages of host memory take what is offloaded; with 0 nothing can be.
+    `host_pages` pages of host memory take what is offloaded; with 0 nothing can be. With
+    `prefix_cache` requests that give a `KVRequestConfig` share the pages of equal beginnings.
     """
 
     num_layers: int
@@ -25,10 +27,34 @@ class KVConfig:
     max_seq_len: int
     dtype: torch.dtype
     host_pages: int = 0
+    prefix_cache: bool = True
 
     def pages_for(self, tokens: int) -> int:
         """How many pages so many tokens of one stream take."""
         return -(-tokens // self.page_size)
+
+
+@dataclass(frozen=True)
+class KVRequestConfig(ResourceConfig):
+    """Lets a request take over cached tokens, and others take over what it leaves in its pages.
+
+    `token_ids` are all tokens of its default stream, in order, as far as they are known; the owner
+    may append to them while the request lives. The first `reusable` of those at the start need not
+    be computed (None: all but the last, whose output is wanted). Requests with another `salt` share
+    nothing with this one.
+
+    Only for models in which a token's keys and values depend on no more than the tokens before it.
+    """
+
+    token_ids: Sequence[int]
+    reusable: int | None = None
+    salt: str = ""
+
+    @property
+    def num_reusable(self) -> int:
+        """`reusable`, and at most all but the last."""
+        most = len(self.token_ids) - 1
+        return most if self.reusable is None else min(self.reusable, most)
 
 
 @dataclass(frozen=True)

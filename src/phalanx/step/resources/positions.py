@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.declaration import Fork, ResourceStep, Segment, StepContext
+from phalanx.step.declaration import DEFAULT_LABEL, Fork, ResourceStep, Segment, StepContext
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceConfig, ResourceSpec
 
@@ -107,6 +107,7 @@ class Positions(Resource):
         self._backend = backend
         self._lock = threading.Lock()
         self._next: dict[str, dict[str, int]] = {}
+        self.skips = spec.scheme is PositionScheme.SEQUENTIAL
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         with self._lock:
@@ -128,6 +129,11 @@ class Positions(Resource):
             if step.commit:
                 self._advance(step)
             self._copy(step.post_forks)
+
+    def skip(self, rid: str, num_tokens: int) -> None:
+        with self._lock:
+            labels = self._next[rid]
+            labels[DEFAULT_LABEL] = labels.get(DEFAULT_LABEL, 0) + num_tokens
 
     def publish(self, rid: str) -> dict[str, int]:
         """The next position by label."""

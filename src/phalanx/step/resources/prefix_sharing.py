@@ -1,0 +1,137 @@
+"""Requests that begin alike hold the same pages: who may take over what, and what becomes known.
+
+Only whole pages whose tokens are committed are shared, so that nobody writes to a shared page.
+Plain bookkeeping without a lock of its own: the cache holds one around every call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.step.declaration import DEFAULT_LABEL
+from phalanx.step.outcomes import AdmitRuntimeError
+from phalanx.step.resources.cache_stream import CacheStream, Residence
+from phalanx.step.resources.kv_step import KVConfig, KVRequestConfig, KVStep
+from phalanx.step.resources.kv_streams import StreamTable
+from phalanx.step.resources.page_pool import PagePool
+from phalanx.step.resources.prefix_index import PrefixIndex
+from phalanx.step.resources.token_pages import TokenPages
+
+
+@dataclass
+class _Prefix:
+    """The default stream of one request: its first `num_known` pages can be told from its start."""
+
+    pages: TokenPages
+    num_known: int
+    reusable: int
+    num_registered: int = 0
+    stale: bool = False
+    """What it holds is not what new requests would compute."""
+
+
+class PrefixSharing:
+    """See the module."""
+
+    def __init__(
+        self, config: KVConfig, table: StreamTable, pool: PagePool, index: PrefixIndex
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._pool = pool
+        self._index = index
+        self._prefixes: dict[str, _Prefix] = {}
+        self._unregistered: dict[str, _Prefix] = {}
+        """Those with known pages that are not committed yet; none while all rows decode."""
+
+    def open(self, rid: str, config: KVRequestConfig) -> None:
+        """Share the request's pages from now on; opening it again changes nothing."""
+        if not self._config.prefix_cache or rid in self._prefixes:
+            return
+        pages = TokenPages(config.token_ids, self._config.page_size, config.salt)
+        prefix = _Prefix(pages, len(pages), config.num_reusable)
+        self._prefixes[rid] = self._unregistered[rid] = prefix
+
+    def adopt(self, rid: str) -> int:
+        """Hold what is known of the request's next tokens; returns how many tokens that is.
+
+        A page of which the request has computed a part gives way to the whole one.
+        """
+        prefix = self._prefixes.get(rid)
+        if prefix is None or prefix.stale:
+            return 0
+        stream = self._table.find(rid, DEFAULT_LABEL)
+        if stream is not None and not self._can_grow(stream):
+            return 0
+        size = self._config.page_size
+        stored = 0 if stream is None else stream.stored_len
+        first = last = stored // size
+        found: list[int] = []
+        while (last + 1) * size <= prefix.reusable:
+            page = self._index.find(prefix.pages.digest(last))
+            if page is None:
+                break
+            found.append(page)
+            last += 1
+        if not found:
+            return 0
+        if stream is None:
+            stream = self._table.streams[rid][DEFAULT_LABEL] = CacheStream()
+        self._pool.share(found)
+        self._pool.give_back(stream.cut(first))
+        stream.append(found)
+        stream.stored_len = last * size
+        stream.generation += 1
+        return stream.stored_len - stored
+
+    def learn(self, step: KVStep) -> None:
+        """A step is committed: other requests may hold the pages that it filled."""
+        if not self._unregistered:
+            return
+        for segment in step.segments:
+            prefix = self._unregistered.get(segment.request_id)
+            if prefix is not None and segment.label == DEFAULT_LABEL:
+                stream = self._table.streams[segment.request_id][DEFAULT_LABEL]
+                full = min(stream.stored_len // self._config.page_size, prefix.num_known)
+                self._register(prefix, stream, prefix.num_registered, full)
+                prefix.num_registered = full
+                if full == prefix.num_known:
+                    del self._unregistered[segment.request_id]
+
+    def close(self, rid: str) -> None:
+        """A request ends and still holds its pages: what it has produced becomes known too."""
+        prefix = self._prefixes.pop(rid, None)
+        self._unregistered.pop(rid, None)
+        stream = self._table.find(rid, DEFAULT_LABEL)
+        if prefix is None or prefix.stale or stream is None:
+            return
+        full = min(stream.stored_len // self._config.page_size, len(prefix.pages))
+        self._register(prefix, stream, 0, min(full, stream.num_pages))
+
+    def forget(self) -> None:
+        """Nothing that is or was computed so far is shared from now on."""
+        self._pool.forget()
+        self._unregistered.clear()
+        for prefix in self._prefixes.values():
+            prefix.stale = True
+
+    def refusal(self, step: KVStep) -> AdmitRuntimeError | None:
+        """Why a step would write to pages that others may hold, or None."""
+        for fork in (*step.pre_forks, *step.post_forks):
+            if fork.target == DEFAULT_LABEL and fork.request_id in self._prefixes:
+                return AdmitRuntimeError(
+                    f"a fork onto {fork.target!r} would overwrite pages that other requests may "
+                    "hold; fork onto another label, or give the request no KVRequestConfig",
+                    fork.request_id,
+                )
+        return None
+
+    def _can_grow(self, stream: CacheStream) -> bool:
+        """Whether all of the stream is in the pool, and no step or move of it is under way."""
+        resident = stream.residence is Residence.DEVICE and not stream.step_in_flight
+        return resident and stream.num_pages == self._config.pages_for(stream.stored_len)
+
+    def _register(self, prefix: _Prefix, stream: CacheStream, first: int, end: int) -> None:
+        for index, page in enumerate(stream.pages[first:end].tolist(), first):
+            if page not in self._index:
+                self._index.register(prefix.pages.digest(index), page)
