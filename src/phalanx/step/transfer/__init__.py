@@ -1,0 +1,1 @@
+"""Reading pages that another engine holds: over shared memory on one machine, else over TCP."""

@@ -1,0 +1,88 @@
+"""The reading side: short blocking calls, each on a connection of its own."""
+
+from __future__ import annotations
+
+import socket
+
+from phalanx.errors import RequestFailedError
+from phalanx.schema.handoff import Handle, Source
+from phalanx.step.transfer.base import TAKEN, Ending, PageRead, Sink
+from phalanx.step.transfer.channels import channel_of
+from phalanx.step.transfer.frames import (
+    Call,
+    Ended,
+    FrameError,
+    Header,
+    Read,
+    Refused,
+    Release,
+    Watch,
+    encoded,
+    receive_answer,
+)
+
+READ_TIMEOUT_S = 60.0
+"""How long a holder may send nothing."""
+
+
+def read(handle: Handle, wanted: PageRead, sink: Sink) -> None:
+    """Read into `sink`; raises `RequestFailedError` saying what kept it from that."""
+    source = handle.source
+    try:
+        channel = channel_of(source)
+        with channel.connect(source) as connection:
+            connection.settimeout(READ_TIMEOUT_S)
+            connection.sendall(encoded(Read(source.token, handle.hold, wanted)))
+            _check(receive_answer(connection), sink)
+            channel.receive(connection, sink)
+        sink.finish()
+    except (OSError, FrameError) as error:
+        raise RequestFailedError(
+            f"the computed prompt cannot be read at {place(source)}: {error}"
+        ) from error
+
+
+def release(handle: Handle, ending: Ending = TAKEN) -> None:
+    """End a hold; raises `RequestFailedError` where its engine does not answer."""
+    source = handle.source
+    _ask(source, Release(source.token, handle.hold, ending), READ_TIMEOUT_S)
+
+
+def watch(handle: Handle, timeout_s: float) -> Ending:
+    """Wait until a hold has ended; raises `RequestFailedError` where its engine is gone."""
+    source = handle.source
+    return _ask(source, Watch(source.token, handle.hold), timeout_s).ending
+
+
+def _ask(source: Source, call: Call, timeout_s: float) -> Ended:
+    try:
+        with channel_of(source).connect(source) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(encoded(call))
+            answer = receive_answer(connection)
+    except (OSError, FrameError) as error:
+        raise RequestFailedError(f"{place(source)} does not answer: {error}") from error
+    if not isinstance(answer, Ended):
+        raise RequestFailedError(f"{place(source)} refused a call: {answer}")
+    return answer
+
+
+def _check(answer: object, sink: Sink) -> None:
+    if isinstance(answer, Refused):
+        raise ConnectionError(answer.message)
+    if answer != Header(sink.num_chunks, sink.chunk_bytes):
+        raise ConnectionError(
+            f"it sends {answer}; wanted are {sink.num_chunks} chunks of {sink.chunk_bytes} bytes"
+        )
+
+
+def place(source: Source) -> str:
+    """Where that is, for errors."""
+    if source.scheme == "tcp":
+        return f"{source.host}:{source.port}"
+    return f"the socket {source.host!r} of this machine"
+
+
+def open_watch(source: Source) -> socket.socket:
+    """A connection to watch a hold on, for those who wait in an event loop."""
+    return channel_of(source).connect(source)

@@ -1,0 +1,119 @@
+"""The messages between a reader and a holder: a length of 4 bytes (big endian), then msgpack."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from phalanx.step.transfer.base import Ending, PageRead
+
+_LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 1 << 20
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Answered with `Content` and the chunks, or `Refused`."""
+
+    token: str
+    hold: str
+    read: PageRead
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """Answered with `Ended` once the hold has ended."""
+
+    token: str
+    hold: str
+    ending: Ending
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """Answered with `Ended`, when the hold ends."""
+
+    token: str
+    hold: str
+
+
+class Header(msgspec.Struct, frozen=True, tag="content"):
+    """So many chunks of this size follow."""
+
+    num_chunks: int
+    chunk_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Nothing follows; the message says why."""
+
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """How the hold ended."""
+
+    ending: Ending
+
+
+Call = Read | Release | Watch
+Answer = Header | Refused | Ended
+_CALLS = msgspec.msgpack.Decoder(Call)
+_ANSWERS = msgspec.msgpack.Decoder(Answer)
+
+
+class FrameError(ValueError):
+    """The bytes are no message of this protocol."""
+
+
+def encoded(message: Call | Answer) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class CallBuffer:
+    """One call as it arrives."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Call | None:
+        """The call once it is whole; raises `FrameError` where there can be none."""
+        self._bytes += data
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._bytes)
+        if size > MAX_FRAME_BYTES:
+            raise FrameError(f"a message of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
+        if len(self._bytes) < _LENGTH.size + size:
+            return None
+        try:
+            return _CALLS.decode(self._bytes[_LENGTH.size : _LENGTH.size + size])
+        except msgspec.DecodeError as error:
+            raise FrameError(f"not a call: {error}") from None
+
+
+def receive_answer(connection: socket.socket) -> Answer:
+    """The next answer; raises `FrameError` and `OSError`."""
+    (size,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"an answer of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    try:
+        return _ANSWERS.decode(receive_exactly(connection, size))
+    except msgspec.DecodeError as error:
+        raise FrameError(f"not an answer: {error}") from None
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
+    """So many bytes; raises `ConnectionError` where the other side ends before."""
+    buffer = bytearray(num_bytes)
+    receive_into(connection, memoryview(buffer))
+    return buffer
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill `view`."""
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            raise ConnectionError("the other side closed the connection")
+        view = view[count:]
