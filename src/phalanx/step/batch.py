@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from phalanx.device.base import DeviceEvent
 from phalanx.step.lease import SlotLease
 from phalanx.step.outcomes import RefusalReason
 from phalanx.step.outputs import NodeOutputs
 from phalanx.step.submodule import StepRow
+from phalanx.step.unit import StagedStep, StepUnit
 
 
 class ExecutingBatch:
@@ -34,13 +36,41 @@ class ExecutingBatch:
         self.admit_error: RefusalReason | None = None
         self.failed_resource: str | None = None
         self.outputs: list[NodeOutputs] = []
+        self.completed: DeviceEvent | None = None
+        """Behind all that the step computed; None until then."""
+        self.staged: StagedStep | None = None
+        """The step as it was planned before its turn."""
+        self.promoted: StepUnit | None = None
+        """Keeps plans that were made on another stream as long as the forward may read them."""
         self.launch_started = threading.Event()
         self.outputs_ready = threading.Event()
         self.commit_done = threading.Event()
+        self._discarded: frozenset[str] = frozenset()
 
     @property
     def request_ids(self) -> tuple[str, ...]:
         return tuple(row.request_id for row in self.rows)
+
+    @property
+    def shares_forward(self) -> bool:
+        """Whether the rows run as one."""
+        return self.running_batched or len(self.rows) == 1
+
+    @property
+    def preplan_is_stale(self) -> bool:
+        """Whether the staged step is for other rows, other spans or another order."""
+        return self.staged is not None and self.staged.layout != self.layout
+
+    def drop_rows(self, rids: Collection[str]) -> None:
+        """Leave requests out of a step that has not run, with their inputs."""
+        kept = [index for index, row in enumerate(self.rows) if row.request_id not in rids]
+        if self.inputs is not None:
+            self.inputs = tuple(self.inputs[index] for index in kept)
+        self.rows = tuple(self.rows[index] for index in kept)
+
+    def discard(self, rids: Collection[str]) -> None:
+        """Requests whose part in a step that has run counts for nothing."""
+        self._discarded |= frozenset(rids)
 
     def register_inputs(self, rows: Sequence[StepRow], inputs: Sequence[Any]) -> None:
         """Keep the rows that take part, with one input each."""
@@ -55,8 +85,9 @@ class ExecutingBatch:
         self.admit_error, self.failed_resource = reason, resource
 
     def live_rows(self) -> tuple[StepRow, ...]:
-        """The rows that have not failed."""
-        return tuple(row for row in self.rows if row.request_id not in self.failed_requests)
+        """The rows that have not failed and count."""
+        gone = self.failed_requests.keys() | self._discarded
+        return tuple(row for row in self.rows if row.request_id not in gone)
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:

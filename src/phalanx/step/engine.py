@@ -8,19 +8,22 @@ and its neighbours finish.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.attempt import attempt, attempt_each
+from phalanx.step.attempt import attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
+from phalanx.step.prefixes import Prefixes
+from phalanx.step.preparation import prepare, thread
+from phalanx.step.preplanning import PrePlanning
+from phalanx.step.reserving import Reserving
 from phalanx.step.residency import Residency
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -29,14 +32,16 @@ from phalanx.step.resources.base import (
     ResourceConfig,
     ResourceSpec,
 )
-from phalanx.step.runner import StepRunner, dependency_order
+from phalanx.step.runner import StepRunner, check_plans_ahead, dependency_order
 from phalanx.step.submodule import NodeSubmodule, RequestInfo, StepRow
 
 
 @dataclass
 class _Node:
     submodule: NodeSubmodule
-    resources: dict[str, Resource] = field(default_factory=dict)
+    resources: Mapping[str, Resource]
+    reserving: Reserving
+    preplanning: PrePlanning
 
 
 class StepEngine:
@@ -49,6 +54,7 @@ class StepEngine:
         self._runner = StepRunner({})
         self._requests: dict[str, RequestInfo] = {}
         self.residency = Residency({}, {})
+        self.prefixes = Prefixes({}, {})
 
     def load_model(
         self, submodules: Mapping[str, NodeSubmodule], specs: Sequence[ResourceSpec]
@@ -64,17 +70,19 @@ class StepEngine:
         for spec in dependency_order(specs):
             needed = {key: self._resources[key] for key in spec.depends_on()}
             self._resources[spec.key] = spec.build(BuildInfo(self.backend, needed))
+        check_plans_ahead(specs, self._resources)
         self._runner = StepRunner(self._resources)
+        plan_stream = self.backend.stream()
         for name, submodule in submodules.items():
-            node = _Node(submodule)
-            node.resources = {
-                spec.key: self._resources[spec.key] for spec in specs if name in spec.nodes
-            }
+            own = {spec.key: self._resources[spec.key] for spec in specs if name in spec.nodes}
             submodule.requires_grad_(False)
-            submodule.bind_node_resources(node.resources)
-            self._nodes[name] = node
+            submodule.bind_node_resources(own)
+            reserving = Reserving(name, submodule, own.keys(), self._runner, self.backend)
+            preplanning = PrePlanning(reserving, self._runner, self.backend, plan_stream)
+            self._nodes[name] = _Node(submodule, own, reserving, preplanning)
         owned = {name: node.resources.keys() for name, node in self._nodes.items()}
         self.residency = Residency(self._resources, owned)
+        self.prefixes = Prefixes(self._resources, owned)
 
     @property
     def nodes(self) -> Collection[str]:
@@ -103,9 +111,13 @@ class StepEngine:
         for node in self._nodes.values():
             node.submodule.cleanup_request(rid)
 
-    def row(self, rid: str, span: int) -> StepRow:
-        """A live request as a row of a step."""
-        return StepRow(self._requests[rid], span)
+    def row(self, rid: str, span: int, ahead: int = 0) -> StepRow:
+        """A live request as a row of a step; `ahead` if it is prepared ahead by so many tokens."""
+        return StepRow(self._requests[rid], span, ahead)
+
+    def speculates(self, node: str) -> bool:
+        """Whether steps of this node may be prepared ahead, and others behind them."""
+        return self._nodes[node].submodule.speculates
 
     def fits(self, node: str, totals: Mapping[str, int]) -> bool:
         """Whether these requests could grow to these numbers of tokens at the same time."""
@@ -133,47 +145,46 @@ class StepEngine:
 
     def prepare_inputs(self, batch: ExecutingBatch) -> None:
         """Ask the node for each row's inputs; rows that fail or are left out leave the batch."""
-        submodule = self._nodes[batch.node].submodule
-        rows: list[StepRow] = []
-        inputs: list[Any] = []
-        for row, given, error in attempt_each(
-            partial(submodule.prepare_inputs, batch.walk), batch.rows
-        ):
-            if error is not None:
-                batch.register_failure(row.request_id, error)
-            elif given is None:
-                batch.skipped.add(row.request_id)
-            else:
-                rows.append(row)
-                inputs.append(given)
-        batch.register_inputs(rows, inputs)
-        if rows:
-            self._choose_path(batch, rows, inputs)
+        prepare(self._nodes[batch.node].submodule, batch)
 
-    def _choose_path(
-        self, batch: ExecutingBatch, rows: Sequence[StepRow], inputs: Sequence[Any]
-    ) -> None:
-        """Batched or row by row, as the node says; a node that cannot say fails the rows."""
-        submodule = self._nodes[batch.node].submodule
-        made = attempt(partial(submodule.can_batch, batch.walk, rows, inputs))
-        if made.error is None:
-            batch.running_batched = bool(made.value)
-            return
-        for row in rows:
-            batch.register_failure(row.request_id, made.error)
-        batch.register_inputs((), ())
+    def thread_outputs(self, batch: ExecutingBatch, before: Sequence[NodeOutputs]) -> None:
+        """Give rows that were prepared ahead what the step before them has computed."""
+        with torch.inference_mode():
+            thread(self._nodes[batch.node].submodule, batch, before)
+
+    def can_pre_plan(self, node: str) -> bool:
+        """Whether some of a step of this node can be planned before its turn."""
+        return any(one.plans_ahead for one in self._nodes[node].resources.values())
+
+    def pre_plan(self, batch: ExecutingBatch) -> bool:
+        """Admit and plan a prepared batch before its turn, when the step before is committed.
+
+        False, and nothing is held, where that cannot be done: `exec` then does all of it.
+        """
+        with torch.inference_mode():
+            return self._nodes[batch.node].preplanning.stage(batch)
+
+    def reset_pre_plan(self, batch: ExecutingBatch) -> None:
+        """Undo `pre_plan`, if it was done."""
+        self._nodes[batch.node].preplanning.unstage(batch)
+
+    def preplan_is_stale(self, batch: ExecutingBatch) -> bool:
+        """Whether the batch was planned for other rows than it has now; `exec` plans it again."""
+        return batch.preplan_is_stale
 
     def exec(self, batch: ExecutingBatch) -> list[NodeOutputs]:
         """Run the step. A refused admit leaves `batch.admit_error` and nothing else behind."""
         try:
             node = self._nodes[batch.node]
-            keys = node.resources.keys()
-            execution = StepExecution(batch, node.submodule, keys, self._runner, self.backend)
+            execution = StepExecution(
+                batch, node.submodule, node.reserving, node.preplanning, self._runner, self.backend
+            )
             with torch.inference_mode(), self.backend.range(f"step.exec.{batch.node}"):
                 computed = execution.run()
                 batch.commit_done.set()
                 with self.backend.range("step.collect"):
                     batch.outputs = [part.owned() for part in computed]
+                batch.completed = self.backend.record_event()
             return batch.outputs
         finally:
             batch.release_waiters()

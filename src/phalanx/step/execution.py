@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from phalanx.device.base import DeviceBackend
-from phalanx.errors import ConfigurationError, RequestFailedError
+from phalanx.errors import RequestFailedError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
-from phalanx.step.declaration import StepContext, SubmoduleStep
 from phalanx.step.outcomes import RefusalReason, StepOutcome
 from phalanx.step.outputs import NodeOutputs
+from phalanx.step.preplanning import PrePlanning
+from phalanx.step.reserving import Reserving
 from phalanx.step.runner import StepRunner
-from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.step.submodule import EngineInputs, NodeSubmodule
+from phalanx.step.unit import StepUnit
 
 
-@dataclass
-class _Unit:
-    """Rows that share one forward."""
-
-    rows: tuple[StepRow, ...]
-    inputs: tuple[Any, ...]
-    context: StepContext
-    step: SubmoduleStep | None = None
-
-    def split(self) -> list[_Unit]:
-        """One unit a row."""
-        return [
-            _unit(self.context.walk, (row,), (given,))
-            for row, given in zip(self.rows, self.inputs, strict=True)
-        ]
-
-
-def _unit(walk: str, rows: tuple[StepRow, ...], inputs: tuple[Any, ...]) -> _Unit:
-    return _Unit(rows, inputs, StepContext(tuple(row.request_id for row in rows), walk))
-
-
-def _reason(refused: StepOutcome, unit: _Unit) -> RefusalReason:
+def _reason(refused: StepOutcome, unit: StepUnit) -> RefusalReason:
     """Why a unit was refused; a reason for all its rows names the one there is."""
     reason = refused.outcome.reason
     assert reason is not None, f"{refused.failed_resource!r} refused without a reason"
@@ -55,14 +34,15 @@ class StepExecution:
         self,
         batch: ExecutingBatch,
         submodule: NodeSubmodule,
-        keys: Collection[str],
+        reserving: Reserving,
+        preplanning: PrePlanning,
         runner: StepRunner,
         backend: DeviceBackend,
     ) -> None:
-        """`keys` are the resources that the node may name."""
         self._batch = batch
         self._submodule = submodule
-        self._keys = keys
+        self._reserving = reserving
+        self._preplanning = preplanning
         self._runner = runner
         self._range = backend.range
 
@@ -70,23 +50,26 @@ class StepExecution:
         """Reserve for all rows, then compute and commit; the outputs of the rows that came through."""
         return [part for unit in self._admitted() for part in self._drive(unit)]
 
-    def _admitted(self) -> list[_Unit]:
+    def _admitted(self) -> list[StepUnit]:
         """The batch as units that hold what they reserved; none at all if one was refused.
 
         Rows whose own declaration or reservation raises are failed and left out.
         """
         batch = self._batch
+        promoted = self._preplanning.promote(batch)
+        if promoted is not None:
+            return [promoted]
         if not batch.rows:
             return []
         assert batch.inputs is not None, "prepare_inputs comes before exec"
-        whole = _unit(batch.walk, batch.rows, batch.inputs)
-        pending = [whole] if batch.running_batched or len(batch.rows) == 1 else whole.split()
-        admitted: list[_Unit] = []
+        whole = StepUnit.of(batch.walk, batch.rows, batch.inputs)
+        pending = [whole] if batch.shares_forward else whole.split()
+        admitted: list[StepUnit] = []
         while pending:
             unit = pending.pop(0)
-            made = attempt(partial(self._reserve, unit))
+            made = attempt(partial(self._reserving.reserve, unit))
             if made.value is None:
-                self._unadmit(unit)
+                self._reserving.unadmit(unit)
                 if len(unit.rows) > 1:
                     pending = unit.split() + pending
                 else:
@@ -95,37 +78,17 @@ class StepExecution:
                 admitted.append(unit)
             else:
                 for earlier in admitted:
-                    self._unadmit(earlier)
+                    self._reserving.unadmit(earlier)
                 batch.register_admit_error(_reason(made.value, unit), made.value.failed_resource)
                 return []
         return admitted
 
-    def _reserve(self, unit: _Unit) -> StepOutcome:
-        """Declare one unit's step and reserve what it needs."""
-        with self._range("step.declare"):
-            step = self._submodule.declare_step(self._batch.walk, unit.rows, unit.inputs)
-        if step is None:
-            return StepOutcome()
-        unknown = step.resources.keys() - self._keys
-        if unknown:
-            raise ConfigurationError(
-                f"node {self._batch.node!r} declares a step on resources {sorted(unknown)}; "
-                f"it has {sorted(self._keys)}"
-            )
-        unit.step = step
-        with self._range("step.admit"):
-            return self._runner.admit(step, unit.context)
-
-    def _unadmit(self, unit: _Unit) -> None:
-        if unit.step is not None:
-            self._runner.unadmit(unit.step, unit.context)
-
-    def _fail(self, unit: _Unit, error: Exception | None) -> None:
+    def _fail(self, unit: StepUnit, error: Exception | None) -> None:
         assert error is not None
         for row in unit.rows:
             self._batch.register_failure(row.request_id, error)
 
-    def _drive(self, unit: _Unit) -> list[NodeOutputs]:
+    def _drive(self, unit: StepUnit) -> list[NodeOutputs]:
         """Plan, compute and commit one admitted unit.
 
         If computing fails, nothing was committed: its rows run one by one, so that only the culprit
@@ -133,29 +96,29 @@ class StepExecution:
         """
         computed = attempt(partial(self._compute, unit))
         if computed.value is None:
-            self._unadmit(unit)
+            self._reserving.unadmit(unit)
             if len(unit.rows) > 1:
                 return [part for row in unit.split() for part in self._drive_alone(row)]
             self._fail(unit, computed.error)
             return []
         committed = attempt(partial(self._commit, unit))
         if committed.error is not None:
-            self._unadmit(unit)
+            self._reserving.unadmit(unit)
             self._fail(unit, committed.error)
             return []
         return [computed.value]
 
-    def _drive_alone(self, unit: _Unit) -> list[NodeOutputs]:
+    def _drive_alone(self, unit: StepUnit) -> list[NodeOutputs]:
         """Declare, admit and drive one row of a unit that failed as a whole."""
-        made = attempt(partial(self._reserve, unit))
+        made = attempt(partial(self._reserving.reserve, unit))
         if made.value is not None and made.value.ok:
             return self._drive(unit)
-        self._unadmit(unit)
+        self._reserving.unadmit(unit)
         refusal = None if made.value is None else made.value.outcome.reason
         self._fail(unit, made.error or RequestFailedError(f"refused on its own: {refusal}"))
         return []
 
-    def _compute(self, unit: _Unit) -> NodeOutputs:
+    def _compute(self, unit: StepUnit) -> NodeOutputs:
         batch, submodule = self._batch, self._submodule
         if unit.step is not None:
             with self._range("step.plan"):
@@ -165,6 +128,7 @@ class StepExecution:
         with self._range("step.preprocess"):
             prepared = submodule.preprocess(given, unit.inputs)
         forward = submodule.forward_batched if batch.running_batched else submodule.forward
+        batch.launch_started.set()
         with self._range("step.forward"):
             outputs = forward(prepared)
         if not isinstance(outputs, NodeOutputs):
@@ -174,7 +138,7 @@ class StepExecution:
             )
         return outputs
 
-    def _commit(self, unit: _Unit) -> None:
+    def _commit(self, unit: StepUnit) -> None:
         if unit.step is not None:
             with self._range("step.commit"):
                 self._runner.commit(unit.step, unit.context)

@@ -41,6 +41,17 @@ def dependency_order(specs: Iterable[ResourceSpec]) -> tuple[ResourceSpec, ...]:
     return tuple(ordered)
 
 
+def check_plans_ahead(specs: Iterable[ResourceSpec], resources: Mapping[str, Resource]) -> None:
+    """Raises `ConfigurationError` for a resource that plans ahead by plans made only later."""
+    for spec in specs:
+        late = [key for key in sorted(spec.depends_on()) if not resources[key].plans_ahead]
+        if late and resources[spec.key].plans_ahead:
+            raise ConfigurationError(
+                f"resource {spec.key!r} plans ahead but depends on {late[0]!r}, which does not; "
+                "set plans_ahead = False on the first, or let the second plan ahead"
+            )
+
+
 class StepRunner:
     """Admit, plan, begin, commit and unadmit over the resources that a step names."""
 
@@ -68,10 +79,17 @@ class StepRunner:
         for key in reversed(self._keys(step)):
             self._resources[key].unadmit(step.resources[key], ctx)
 
-    def plan(self, step: SubmoduleStep, ctx: StepContext) -> None:
-        ctx.plan_results.clear()
+    def plan_ahead(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        """Plan what can be planned before the step before this one has been computed."""
         for key in self._keys(step):
-            ctx.plan_results[key] = self._resources[key].plan(step.resources[key], ctx)
+            if self._resources[key].plans_ahead:
+                ctx.plan_results[key] = self._resources[key].plan(step.resources[key], ctx)
+
+    def plan(self, step: SubmoduleStep, ctx: StepContext) -> None:
+        """Plan what was not planned ahead."""
+        for key in self._keys(step):
+            if key not in ctx.plan_results:
+                ctx.plan_results[key] = self._resources[key].plan(step.resources[key], ctx)
 
     def begin(self, step: SubmoduleStep, ctx: StepContext) -> None:
         for key in self._keys(step):

@@ -31,13 +31,18 @@ class RequestInfo:
 
 
 class StepRow:
-    """One request in a step, which advances it by `span` tokens."""
+    """One request in a step, which advances it by `span` tokens.
 
-    __slots__ = ("info", "request_id", "span")
+    `ahead` is above 0 where the step is prepared while another of the request is computed: the
+    tokens by which that one advances the request, of which its state knows nothing yet.
+    """
 
-    def __init__(self, info: RequestInfo, span: int) -> None:
+    __slots__ = ("ahead", "info", "request_id", "span")
+
+    def __init__(self, info: RequestInfo, span: int, ahead: int = 0) -> None:
         self.info = info
         self.span = span
+        self.ahead = ahead
         self.request_id = info.request_id
 
 
@@ -58,7 +63,7 @@ class NodeSubmodule(nn.Module):
     """One compute node, shared by all walks that name it.
 
     For each step the engine calls, in this order: `prepare_inputs` a row, `can_batch`,
-    `declare_step`, `preprocess`, `forward_batched` (or `forward` for a single row that cannot be
+    `thread_outputs` where rows were prepared ahead, `declare_step`, `preprocess`, `forward_batched` (or `forward` for a single row that cannot be
     batched), `postprocess` a row, `check_stop` a row.
 
     A step that fits a capture replays it: `preprocess` then returns tensors by name, as
@@ -72,6 +77,13 @@ class NodeSubmodule(nn.Module):
     compiles: bool = False
     """Compile the eager forward once captures are made (never on a CPU)."""
 
+    speculates: ClassVar[bool] = False
+    """Whether rows may be prepared ahead of the outcome of the step before them, see `StepRow`.
+
+    All but `prepare_inputs` and `check_stop` must then leave the states of requests alone, which
+    go on while the step is computed; `prepare_inputs` takes from them what the step needs.
+    """
+
     publishes: ClassVar[bool] = True
     """Whether resources publish what became of the rows, for other engines to go on with."""
 
@@ -81,6 +93,19 @@ class NodeSubmodule(nn.Module):
     def prepare_inputs(self, walk: str, row: StepRow) -> Any:  # noqa: ANN401
         """One row's host-side inputs; None leaves the row out of this step without an error."""
         return row
+
+    def thread_outputs(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        before: Sequence[NodeOutputs],
+    ) -> Sequence[Any]:
+        """The inputs again, those of rows `ahead` completed by the outputs of the step before them.
+
+        None for a row that it gave nothing. Outputs stay on the device: no value may be read.
+        """
+        return inputs
 
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         """Whether these rows can share one forward."""
