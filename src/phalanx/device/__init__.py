@@ -11,8 +11,13 @@ from phalanx.errors import ConfigurationError
 __all__ = ["DeviceBackend", "create_backend", "num_devices"]
 
 
-def create_backend(target: str, times: StageTimes | None = None) -> DeviceBackend:
-    """The backend of a device target (`cpu`, `cuda` or `cuda:N`); its ranges count in `times`."""
+def create_backend(
+    target: str, times: StageTimes | None = None, *, capture: str | None = None
+) -> DeviceBackend:
+    """The backend of a device target (`cpu`, `cuda` or `cuda:N`); its ranges count in `times`.
+
+    `capture` is how it captures steps; by default a CPU does not, and CUDA does.
+    """
     refusal = f"device target {target!r} is not supported; allowed: cpu, cuda[:N]"
     try:
         device = torch.device(target)
@@ -21,11 +26,11 @@ def create_backend(target: str, times: StageTimes | None = None) -> DeviceBacken
     if device.type == "cpu":
         from phalanx.device.cpu import CpuBackend
 
-        return CpuBackend(times)
+        return CpuBackend(times, "off" if capture is None else capture)
     if device.type == "cuda":
         from phalanx.device.cuda import CudaBackend
 
-        return CudaBackend(device, times)
+        return CudaBackend(device, times, "graph" if capture is None else capture)
     raise ConfigurationError(refusal)
 
 

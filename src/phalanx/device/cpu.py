@@ -11,7 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.device.base import DeviceEvent, DeviceStream
+from phalanx.device.dispatch_tape import DispatchTape
+from phalanx.device.graph import CaptureScope, DeviceGraph, RerunGraph
 from phalanx.device.stage_times import StageTimes
+from phalanx.errors import ConfigurationError
 
 _CACHE_LINE = 64
 """Bytes; vector loads that cross a line are slower."""
@@ -19,17 +23,30 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 class CpuEvent:
-    """An event on a device whose calls are synchronous."""
+    """An event, or a stream, on a device whose calls are synchronous."""
 
     def synchronize(self) -> None:
         return
 
 
-class CpuBackend:
-    """The machine's processor."""
+CPU_CAPTURES = ("off", "tape", "rerun")
 
-    def __init__(self, times: StageTimes | None = None) -> None:
+
+class CpuBackend:
+    """The machine's processor.
+
+    `capture` is how steps are captured: not at all, on a `tape` of what torch dispatched, or not
+    recorded but computed again (`rerun`), which tells what a tape baked in. None is faster.
+    """
+
+    def __init__(self, times: StageTimes | None = None, capture: str = "off") -> None:
+        if capture not in CPU_CAPTURES:
+            raise ConfigurationError(
+                f"capture={capture!r} on a CPU; allowed: {', '.join(CPU_CAPTURES)}"
+            )
         self._times = times
+        self._capture = capture
+        self._scope = CaptureScope()
         self._device = torch.device("cpu")
         self._event = CpuEvent()
 
@@ -47,8 +64,35 @@ class CpuBackend:
         start = -block.ctypes.data % _CACHE_LINE
         return torch.from_numpy(block[start : start + num_bytes]).view(dtype).view(shape)
 
+    def alloc_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def stream(self) -> CpuEvent:
+        return self._event
+
+    def on_stream(self, stream: DeviceStream) -> AbstractContextManager[None]:
+        return _NO_RANGE
+
     def record_event(self) -> CpuEvent:
         return self._event
+
+    def wait_event(self, event: DeviceEvent) -> None:
+        return
+
+    @property
+    def captures(self) -> bool:
+        return self._capture != "off"
+
+    @property
+    def capturing(self) -> bool:
+        return self._scope.active
+
+    def create_graph(self) -> DeviceGraph:
+        if self._capture == "off":
+            raise ConfigurationError(
+                "this backend does not capture; create it with capture='tape' or 'rerun'"
+            )
+        return DispatchTape(self._scope) if self._capture == "tape" else RerunGraph(self._scope)
 
     def range(self, name: str) -> AbstractContextManager[None]:
         return _NO_RANGE if self._times is None else self._times.range(name)
