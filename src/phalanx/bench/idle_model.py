@@ -58,6 +58,9 @@ class IdleRequest:
         self._computed += span
         self._left -= 1
 
+    def adopt(self, num_tokens: int) -> None:
+        self._computed += num_tokens
+
     def push_back(self) -> None:
         self._computed = 0
 

@@ -120,5 +120,10 @@ def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:
 def idle(loop: LoopStatistics) -> LoopStatistics:
     """The counters of a loop that has ended: what it held is gone, what it did stays."""
     return msgspec.structs.replace(
-        loop, num_running=0, num_waiting=0, last_batch_size=0, pool_used_tokens=0
+        loop,
+        num_running=0,
+        num_waiting=0,
+        last_batch_size=0,
+        pool_used_tokens=0,
+        pool_cached_tokens=0,
     )

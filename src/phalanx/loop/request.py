@@ -41,7 +41,8 @@ class RequestState(Protocol):
     def next_work(self) -> Work | None:
         """What to compute next, or None when the request has ended.
 
-        Asked once at the start, after each step that the request was in, and after a push-back.
+        Asked once at the start, after each step that the request was in, after a push-back, and
+        when tokens were found in a cache.
         """
         ...
 
@@ -51,6 +52,10 @@ class RequestState(Protocol):
 
     def advance(self, span: int) -> None:
         """`span` tokens were computed and committed."""
+        ...
+
+    def adopt(self, num_tokens: int) -> None:
+        """The next `num_tokens` tokens were found in a cache, and count as computed."""
         ...
 
     def push_back(self) -> None:

@@ -133,6 +133,10 @@ class StepLoop:
             return
         for request in plan.admitted:
             self._admit(request)
+        if self._adopt():
+            plan = plan_step(self._running, (), self._budget, self._engine)
+            if plan is None:
+                return
         rows = _running(plan.rows)
         while rows:
             batch = self._execute(plan, rows)
@@ -153,6 +157,19 @@ class StepLoop:
     def _open(self, request: LoopRequest) -> None:
         configs = request.state.resource_configs()
         self._engine.add_request(request.rid, request.state, configs)
+
+    def _adopt(self) -> bool:
+        """Let requests skip what is known of their tokens; whether any did, and wants less now."""
+        adopted = False
+        for request in list(self._running):
+            if request.work.remaining == 1:
+                continue
+            count = self._engine.prefixes.adopt(request.work.node, request.rid)
+            if count:
+                adopted = True
+                if self._ask(request, partial(request.state.adopt, count)).error is None:
+                    self._renew(request)
+        return adopted
 
     def _execute(self, plan: StepPlan, rows: _Rows) -> ExecutingBatch:
         step_rows = [self._engine.row(request.rid, span) for request, span in rows]

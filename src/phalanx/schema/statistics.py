@@ -14,9 +14,11 @@ QUEUE_TIME_BUCKETS_S = (
 class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a batching plugin's loop holds and has done; counters since its start.
 
-    `num_generated_tokens` and `num_prompt_tokens` count computed work, `num_retractions` requests
-    pushed back, `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the
-    cache and `pool_used_tokens` the part of it that requests hold. `stage_s` has the host seconds that
+    `num_generated_tokens` and `num_prompt_tokens` count computed work, `num_cached_tokens` prompt
+    tokens that were found in the cache instead, `num_retractions` requests pushed back,
+    `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the cache,
+    `pool_used_tokens` the part of it that requests hold, and `pool_cached_tokens` the part that is
+    kept for requests to come and given up when room is needed. `stage_s` has the host seconds that
     each stage of the steps took, where `RuntimeConfig.step_timings` asks for it.
     """
 
@@ -24,11 +26,13 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_steps: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_retractions: int = 0
     last_batch_size: int = 0
     pool_tokens: int = 0
     pool_used_tokens: int = 0
+    pool_cached_tokens: int = 0
     paused: bool = False
     stage_s: dict[str, float] = {}
 

@@ -72,6 +72,7 @@ class TokenRequest:
         self.numbers: list[HostRow] = []
         self.computed = 0
         self.num_push_backs = 0
+        self.num_adopted = 0
         self._fault = fault
         self._sampler = sampler
         self._skips_left = skips
@@ -126,6 +127,10 @@ class TokenRequest:
     def advance(self, span: int) -> None:
         self.strike(Stage.ADVANCE)
         self.computed += span
+
+    def adopt(self, num_tokens: int) -> None:
+        self.computed += num_tokens
+        self.num_adopted += num_tokens
 
     def push_back(self) -> None:
         self.strike(Stage.PUSH_BACK)

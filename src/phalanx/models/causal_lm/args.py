@@ -22,7 +22,8 @@ class CausalLMArgs(EntryArgs):
     `max_batch_size`: requests in one step. `max_step_tokens`: tokens in one step; longer prompts
     are computed in chunks. `native_operators`: `auto` builds and uses the C++ operators where a
     compiler is found, `off` never does, `required` fails without them. `quantization`: None, or
-    `int8` for weights of 8 bits with activations quantized per token.
+    `int8` for weights of 8 bits with activations quantized per token. `prefix_cache` keeps what
+    was computed while there is room, and computes of a prompt only what no earlier one began with.
     """
 
     checkpoint_dir: str | Path
@@ -33,6 +34,7 @@ class CausalLMArgs(EntryArgs):
     max_step_tokens: int = 512
     native_operators: str = "auto"
     quantization: str | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in ("pool_tokens", "page_size", "max_batch_size", "max_step_tokens"):
@@ -41,6 +43,8 @@ class CausalLMArgs(EntryArgs):
                 raise ConfigurationError(f"{name}={value!r} must be a positive integer")
         if self.context_length is not None and self.context_length < 1:
             raise ConfigurationError(f"context_length={self.context_length!r} must be positive")
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigurationError(f"prefix_cache={self.prefix_cache!r} must be true or false")
         if self.native_operators not in NATIVE_OPERATORS:
             raise ConfigurationError(
                 f"native_operators={self.native_operators!r}; allowed: {NATIVE_OPERATORS}"

@@ -152,6 +152,7 @@ def _specs(
         page_size=args.page_size,
         max_seq_len=context_length,
         dtype=get_engine_config().device.torch_dtype,
+        prefix_cache=args.prefix_cache,
     )
     return [
         KVSpec("kv", nodes, cache),

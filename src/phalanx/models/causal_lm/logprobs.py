@@ -55,6 +55,13 @@ class LogprobRecord:
         self._num_reported = 0
         self._prompt_reported = False
 
+    @property
+    def num_unscored(self) -> int | None:
+        """The first tokens whose logits score no position that is still wanted; None for all."""
+        if self.next_prompt >= self._prompt_length:
+            return None
+        return max(0, self.next_prompt - 1)
+
     def wanted_positions(self, start: int, end: int) -> tuple[int, int]:
         """Prompt positions that a step over tokens `start` to `end` scores, as a range.
 

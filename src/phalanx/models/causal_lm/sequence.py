@@ -26,6 +26,7 @@ from phalanx.schema.generate import (
 from phalanx.schema.sampling import SamplingParams
 from phalanx.step.outputs import HostRow
 from phalanx.step.resources.base import ResourceConfig
+from phalanx.step.resources.kv_step import KVRequestConfig
 from phalanx.step.resources.penalties import Penalties
 from phalanx.step.resources.sampler import SamplerConfig
 from phalanx.step.resources.sampling import RowFilter
@@ -61,8 +62,12 @@ class Sequence:
         self.prompt_ids = prompt_ids
         self.output_ids: list[int] = []
         self.computed = 0
+        self.cached_tokens = 0
+        """Prompt tokens that were never computed for this sequence."""
         self.scores = LogprobRecord(request.logprobs, len(prompt_ids))
         self.num_push_backs = 0
+        self._tokens = [*prompt_ids]
+        """Prompt and output; grows at its end only."""
         self._limits = limits
         self._text = text
         self._grammar = grammar
@@ -81,7 +86,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.output_ids)
+        return len(self._tokens)
 
     @property
     def constrained(self) -> bool:
@@ -103,12 +108,7 @@ class Sequence:
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Ids of positions `start` to `end`."""
-        split = len(self.prompt_ids)
-        if start >= split:
-            return self.output_ids[start - split : end - split]
-        if end <= split:
-            return list(self.prompt_ids[start:end])
-        return [*self.prompt_ids[start:], *self.output_ids[: end - split]]
+        return self._tokens[start:end]
 
     def samples_after(self, span: int) -> bool:
         """Whether a step of `span` tokens reaches the end and so gives a new token."""
@@ -124,6 +124,7 @@ class Sequence:
         sampling = self.sampling
         holds_back = self._holds_back and self._grammar is None
         return {
+            "kv": KVRequestConfig(self._tokens, self.scores.num_unscored),
             "sampler": SamplerConfig(
                 row=RowFilter(
                     0.0 if sampling.greedy else sampling.temperature,
@@ -150,6 +151,11 @@ class Sequence:
         if self.sampling.max_new_tokens == 0 and self.computed == self.num_tokens:
             self._finish = Length(0)
 
+    def adopt(self, num_tokens: int) -> None:
+        self.computed += num_tokens
+        if not self.num_push_backs:
+            self.cached_tokens += num_tokens
+
     def push_back(self) -> None:
         self.computed = 0
         self.num_push_backs += 1
@@ -160,6 +166,7 @@ class Sequence:
         token = outputs.get("token")
         if token is not None:
             self.output_ids.append(token)
+            self._tokens.append(token)
             self.scores.take_output(outputs, token)
             self._finish = self._finish_after(token)
         return self._finish is not None
@@ -193,6 +200,7 @@ class Sequence:
                 ),
             ),
             prompt_tokens=len(self.prompt_ids),
+            cached_tokens=self.cached_tokens,
             num_retractions=self.num_push_backs,
             prompt_logprobs=self.scores.prompt,
         )

@@ -76,6 +76,7 @@ class CausalLMService:
         self._dropped: set[str] = set()
         """Completions of a failed request whose events of the running tick nobody wants."""
         self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
         self._num_generated_tokens = 0
 
     @property
@@ -145,7 +146,10 @@ class CausalLMService:
                 self._loop.paused = False
                 return True
             case Flush():
-                return self._loop.idle and not len(self._grammars)
+                if not self._loop.idle or len(self._grammars):
+                    return False
+                self._engine.prefixes.forget()
+                return True
 
     def statistics(self) -> LoopStatistics:
         cache = self._engine.resource("kv")
@@ -155,11 +159,13 @@ class CausalLMService:
             num_waiting=self._loop.num_waiting + len(self._grammars),
             num_steps=self._loop.num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
             num_retractions=self._loop.num_push_backs,
             last_batch_size=self._loop.last_batch_size,
             pool_tokens=self.limits.pool_tokens or 0,
             pool_used_tokens=cache.used_tokens,
+            pool_cached_tokens=cache.cached_tokens,
             paused=self._loop.paused,
             stage_s=self._engine.stage_s(),
         )
@@ -256,7 +262,8 @@ class CausalLMService:
         if isinstance(event, Delta):
             self._num_generated_tokens += len(event.payload.token_ids)
         elif isinstance(event, Final):
-            self._num_prompt_tokens += event.payload.prompt_tokens
+            self._num_prompt_tokens += event.payload.prompt_tokens - event.payload.cached_tokens
+            self._num_cached_tokens += event.payload.cached_tokens
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A child's event as the group's: one `Scheduled`, one end when all children have ended."""
