@@ -48,6 +48,14 @@ class KVSpec(ResourceSpec):
         return KVCache(self.key, self.config, info)
 
 
+@dataclass(frozen=True)
+class StreamPages:
+    """Where some tokens of a stream are; `generation` tells whether they are still the same."""
+
+    generation: int
+    pages: tuple[int, ...]
+
+
 class KVCache(Resource, Growing, Evictable, Prefixed):
     """See the module. `layer(i)` is the (key, value) storage that operators read and write."""
 
@@ -94,6 +102,13 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         with self._lock:
             stream = self._table.find(rid, label)
             return 0 if stream is None else stream.stored_len
+
+    def pages(self, rid: str, label: str, length: int) -> StreamPages:
+        """The pages that hold a stream's first `length` tokens."""
+        with self._lock:
+            stream = self._table.streams[rid][label]
+            count = self.config.pages_for(length)
+            return StreamPages(stream.generation, tuple(stream.pages[:count].tolist()))
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         with self._lock:
