@@ -92,18 +92,36 @@ class LoopRequest:
 
     `rank` orders requests: higher priority first, then earlier arrival. `turn` orders the steps of
     equals: who was computed longest ago, or arrived before that, has the smallest.
+
+    `opened`: the engine has state of it, on the device or on the host; one that waits like that was
+    moved away. `held`: it runs, and waits for something outside before its next step. `published`
+    is what another engine published of it and is still to be imported.
     """
 
     def __init__(
-        self, rid: str, state: RequestState, priority: int, arrival: int, work: Work
+        self,
+        rid: str,
+        state: RequestState,
+        priority: int,
+        arrival: int,
+        work: Work,
+        published: Mapping[str, object] | None = None,
     ) -> None:
         self.rid = rid
         self.state = state
         self.rank = (-priority, arrival)
         self.work = work
         self.status = Status.WAITING
+        self.published: Mapping[str, object] = published or {}
         self.was_scheduled = False
+        self.opened = False
+        self.held = False
         self.turn = arrival
+
+    @property
+    def able(self) -> bool:
+        """Whether its next step can be computed."""
+        return self.status is Status.RUNNING and not self.held
 
     def move(self, status: Status) -> None:
         assert (self.status, status) in _EDGES, f"{self.rid}: {self.status} -> {status}"

@@ -3,7 +3,8 @@
 Rows of one token (decode) come first, then chunks of longer work under the token budget, in turns
 among equals. The request whose turn is oldest is in every step, however many rows compete: so none
 starves. Waiting requests are admitted in order as long as everything admitted could finish its
-present work in the memory there is; the first that does not fit holds the ones behind it.
+present work in the memory there is; the first that does not fit holds the ones behind it. Who is
+held by something outside keeps its place and its memory, and is in no step.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def plan_step(
 ) -> StepPlan | None:
     """The next step, or None when nothing can run. Both sequences are in rank order."""
     admitted = _admit(running, waiting, budget, capacity)
-    candidates = [*running, *admitted]
+    candidates = [*(request for request in running if not request.held), *admitted]
     if not candidates:
         return None
     due = min(candidates, key=_turn)
@@ -78,7 +79,7 @@ def _admit(
         return []
     # A running row of one token may need a page for it in this very step.
     targets = {request.rid: request.work.total for request in running}
-    singles = sum(request.work.remaining == 1 for request in running)
+    singles = sum(request.work.remaining == 1 and not request.held for request in running)
     admitted: list[LoopRequest] = []
     for request in waiting:
         full = len(running) + len(admitted) >= budget.max_running

@@ -34,6 +34,7 @@ from phalanx.step.resources.base import (
 )
 from phalanx.step.runner import StepRunner, check_plans_ahead, dependency_order
 from phalanx.step.submodule import NodeSubmodule, RequestInfo, StepRow
+from phalanx.step.waker import Waker
 
 
 @dataclass
@@ -53,6 +54,7 @@ class StepEngine:
         self._resources: dict[str, Resource] = {}
         self._runner = StepRunner({})
         self._requests: dict[str, RequestInfo] = {}
+        self.waker = Waker()
         self.residency = Residency({}, {})
         self.prefixes = Prefixes({}, {})
 
@@ -69,7 +71,7 @@ class StepEngine:
                 )
         for spec in dependency_order(specs):
             needed = {key: self._resources[key] for key in spec.depends_on()}
-            self._resources[spec.key] = spec.build(BuildInfo(self.backend, needed))
+            self._resources[spec.key] = spec.build(BuildInfo(self.backend, needed, self.waker))
         check_plans_ahead(specs, self._resources)
         self._runner = StepRunner(self._resources)
         plan_stream = self.backend.stream()

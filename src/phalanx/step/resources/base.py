@@ -20,6 +20,7 @@ from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import ResourceStep, StepContext
 from phalanx.step.lease import BufferClaim
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome
+from phalanx.step.waker import Waker
 
 
 class ResourceConfig:
@@ -32,6 +33,8 @@ class BuildInfo:
 
     backend: DeviceBackend
     dependencies: Mapping[str, Resource] = field(default_factory=dict)
+    waker: Waker = field(default_factory=Waker)
+    """What a resource wakes when something that it was not ready for has come."""
 
 
 @dataclass(frozen=True)
