@@ -24,7 +24,7 @@ from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, KVStep
 from phalanx.step.resources.positions import PositionSpec, PositionStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
 from phalanx.testing.probe_resource import ProbeSpec, ProbeStep
-from phalanx.testing.token_request import NODE, Stage, TokenRequest
+from phalanx.testing.token_request import NODE, RowTokens, Stage, TokenRequest
 
 VOCAB_SIZE = 97
 _PRIME = 65521
@@ -48,6 +48,7 @@ def expected_tokens(prompt: Sequence[int], count: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class _Prepared:
     rows: tuple[StepRow, ...]
+    inputs: tuple[RowTokens, ...]
     token_ids: Tensor
     positions: Tensor
     plan: PagedPlan
@@ -55,6 +56,8 @@ class _Prepared:
 
 class CacheReader(NodeSubmodule):
     """See the module. A row's state is a `TokenRequest`, whose faults strike where it says."""
+
+    speculates = True
 
     def __init__(self, *, batched: bool = True, max_rows: int | None = None) -> None:
         super().__init__()
@@ -74,10 +77,20 @@ class CacheReader(NodeSubmodule):
     def max_batch_size(self, walk: str) -> int | None:
         return self._max_rows
 
-    def prepare_inputs(self, walk: str, row: StepRow) -> list[int] | None:
+    def prepare_inputs(self, walk: str, row: StepRow) -> RowTokens | None:
         state = _state(row)
-        state.strike(Stage.PREPARE)
-        return None if state.skip() else state.tokens(row.span)
+        given = state.take(row.span, row.ahead)
+        given.strike(Stage.PREPARE)
+        return None if state.skip() else given
+
+    def thread_outputs(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        before: Sequence[NodeOutputs],
+    ) -> Sequence[Any]:
+        return RowTokens.threaded([row.request_id for row in rows], inputs, before)
 
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return self._batched
@@ -85,7 +98,7 @@ class CacheReader(NodeSubmodule):
     def declare_step(
         self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
     ) -> SubmoduleStep:
-        _strike(Stage.DECLARE, rows)
+        _strike(Stage.DECLARE, inputs)
         segments = tuple(Segment(row.request_id, row.span) for row in rows)
         steps = {"kv": KVStep(segments), "positions": PositionStep(segments)}
         if self._probed:
@@ -94,18 +107,19 @@ class CacheReader(NodeSubmodule):
         return SubmoduleStep(segments, steps)
 
     def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
-        _strike(Stage.PREPROCESS, engine.rows)
-        token_ids = torch.tensor([token for given in inputs for token in given])
+        _strike(Stage.PREPROCESS, inputs)
+        token_ids = torch.cat([given.tensor() for given in inputs])
         plan = engine.plans["kv"].by_label[DEFAULT_LABEL]
-        return _Prepared(engine.rows, token_ids, engine.plans["positions"], plan)
+        positions = engine.plans["positions"]
+        return _Prepared(engine.rows, tuple(inputs), token_ids, positions, plan)
 
     def forward(self, prepared: _Prepared) -> NodeOutputs:
         self.num_forwards += 1
         stored = self._cache.layer(0)[0].flatten(0, 2)
         stored[prepared.plan.slots, 0] = prepared.token_ids.to(stored.dtype)
         stored[prepared.plan.slots, 1] = prepared.positions.to(stored.dtype)
-        _strike(Stage.FORWARD, prepared.rows)
-        giving = [i for i, row in enumerate(prepared.rows) if _state(row).gives_token(row.span)]
+        _strike(Stage.FORWARD, prepared.inputs)
+        giving = [index for index, given in enumerate(prepared.inputs) if given.gives]
         tokens = [self._read(stored, prepared.plan, index) for index in giving]
         rids = tuple(prepared.rows[index].request_id for index in giving)
         return NodeOutputs({"token": Column(rids, torch.tensor(tokens, dtype=torch.int64))})
@@ -135,9 +149,9 @@ def _state(row: StepRow) -> TokenRequest:
     return row.info.state
 
 
-def _strike(stage: Stage, rows: Sequence[StepRow]) -> None:
-    for row in rows:
-        _state(row).strike(stage)
+def _strike(stage: Stage, inputs: Sequence[RowTokens]) -> None:
+    for given in inputs:
+        given.strike(stage)
 
 
 def cache_reader_engine(

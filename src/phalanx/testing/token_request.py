@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from phalanx.loop.outlook import Foreseeing, Outlook
 from phalanx.loop.request import Work
-from phalanx.step.outputs import HostRow
+from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.resources.base import ResourceConfig
+from phalanx.step.resources.kv_step import KVRequestConfig
 from phalanx.step.resources.sampler import SamplerConfig
 
 NODE = "toy"
@@ -48,11 +53,55 @@ class StepFault:
     after: int = 0
 
 
-class TokenRequest:
+@dataclass(frozen=True)
+class RowTokens:
+    """What a step takes of a request before it is computed: its token ids, none where the only one
+    is the one that the step before gives (`pending`) until that is `given` as a tensor, int64 [1].
+
+    `gives`: the step reaches the end of what is known, so it gives a token. `num_outputs`: tokens
+    produced before the step.
+    """
+
+    request: TokenRequest
+    ids: tuple[int, ...]
+    gives: bool
+    num_outputs: int
+    pending: bool = False
+    given: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        """The row's token ids, int64."""
+        return torch.tensor(self.ids, dtype=torch.int64) if self.given is None else self.given
+
+    def strike(self, stage: Stage) -> None:
+        self.request.strike(stage, self.num_outputs)
+
+    @classmethod
+    def threaded(
+        cls, rids: Sequence[str], rows: Sequence[RowTokens], before: Sequence[NodeOutputs]
+    ) -> list[RowTokens | None]:
+        """The rows again, pending ones with the column `token` of the step before; None for those
+        that it gave no token.
+        """
+        columns = [part.columns["token"] for part in before if "token" in part.columns]
+        found = {
+            rid: column.values[index : index + 1]
+            for column in columns
+            for index, rid in enumerate(column.request_ids)
+        }
+        threaded: list[RowTokens | None] = []
+        for rid, row in zip(rids, rows, strict=True):
+            given = found.get(rid) if row.pending else None
+            threaded.append(None if row.pending and given is None else replace(row, given=given))
+        return threaded
+
+
+class TokenRequest(Foreseeing):
     """A `RequestState` that ends after `count` tokens; its output is the tuple of them.
 
     `skips` steps leave the request out before its first one. `indivisible` work is never cut into
-    chunks. `sampler` is for nodes that sample. `place` is (node, walk). `numbers` keeps every other output a node gives.
+    chunks. With `shares` it takes over what the cache knows of its tokens, and leaves its own there.
+    `sampler` is for nodes that sample. `place` is (node, walk). `numbers` keeps every other output a node gives.
     """
 
     def __init__(
@@ -64,6 +113,7 @@ class TokenRequest:
         sampler: SamplerConfig | None = None,
         skips: int = 0,
         indivisible: bool = False,
+        shares: bool = True,
         place: tuple[str, str] = (NODE, WALK),
     ) -> None:
         self.prompt = prompt
@@ -77,18 +127,32 @@ class TokenRequest:
         self._sampler = sampler
         self._skips_left = skips
         self._divisible = not indivisible
+        self._shares = shares
+        self._tokens = [*prompt]
         self._place = place
         self._num_reported = 0
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.outputs)
+        return len(self._tokens)
 
-    def strike(self, stage: Stage) -> None:
-        """Raise if the request's fault is due at this stage."""
-        fault = self._fault
-        if fault is not None and fault.stage is stage and len(self.outputs) >= fault.after:
+    def strike(self, stage: Stage, num_outputs: int | None = None) -> None:
+        """Raise if the request's fault is due at this stage, after that many outputs or all."""
+        fault, produced = self._fault, len(self.outputs) if num_outputs is None else num_outputs
+        if fault is not None and fault.stage is stage and produced >= fault.after:
             raise InjectedError(stage.value)
+
+    def take(self, span: int, ahead: int = 0) -> RowTokens:
+        """What a step of `span` tokens needs, behind one of `ahead` that is being computed."""
+        start = self.computed + ahead
+        pending = ahead > 0 and start == self.num_tokens
+        return RowTokens(
+            self,
+            tuple(self._tokens[start : start + span]),
+            gives=start + span == self.num_tokens + pending,
+            num_outputs=len(self.outputs) + pending,
+            pending=pending,
+        )
 
     def skip(self) -> bool:
         """Whether the request wants to be left out of this step."""
@@ -98,7 +162,7 @@ class TokenRequest:
 
     def tokens(self, span: int) -> list[int]:
         """The next `span` tokens to compute."""
-        return [*self.prompt, *self.outputs][self.computed : self.computed + span]
+        return self._tokens[self.computed : self.computed + span]
 
     def gives_token(self, span: int) -> bool:
         """Whether a step of `span` tokens reaches the end and so gives a new one."""
@@ -108,7 +172,16 @@ class TokenRequest:
         """Take a step's values."""
         if "token" in outputs:
             self.outputs.append(outputs["token"])
+            self._tokens.append(outputs["token"])
             self.numbers.append({name: outputs[name] for name in outputs if name != "token"})
+
+    def work_after(self, span: int) -> Work | Outlook:
+        total, computed = self.num_tokens, self.computed + span
+        if computed < total:
+            return Work(*self._place, total - computed, total, self._divisible)
+        if len(self.outputs) + 1 >= self.count:
+            return Outlook.ENDS
+        return Work(*self._place, 1, total + 1, self._divisible)
 
     def next_work(self) -> Work | None:
         self.strike(Stage.NEXT_WORK)
@@ -119,10 +192,13 @@ class TokenRequest:
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         self.strike(Stage.CONFIGS)
-        if self._sampler is None:
-            return {}
-        given = replace(self._sampler, prompt_ids=self.prompt, output_ids=tuple(self.outputs))
-        return {"sampler": given}
+        configs: dict[str, ResourceConfig] = {}
+        if self._shares:
+            configs["kv"] = KVRequestConfig(self._tokens)
+        if self._sampler is not None:
+            outputs = tuple(self.outputs)
+            configs["sampler"] = replace(self._sampler, prompt_ids=self.prompt, output_ids=outputs)
+        return configs
 
     def advance(self, span: int) -> None:
         self.strike(Stage.ADVANCE)

@@ -21,7 +21,7 @@ from phalanx.step.resources.kv_cache import KVConfig, KVSpec, KVStep
 from phalanx.step.resources.positions import PositionSpec, PositionStep
 from phalanx.step.resources.sampler import Sampler, SamplerSpec, SamplerStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
-from phalanx.testing.token_request import NODE, TokenRequest
+from phalanx.testing.token_request import NODE, RowTokens, TokenRequest
 
 VOCAB_SIZE = 61
 NUM_LAYERS = 2
@@ -68,6 +68,8 @@ class ToyDecoder(NodeSubmodule):
     each row gives `logits`, float32 [vocabulary].
     """
 
+    speculates = True
+
     def __init__(self, operators: Operators, weights: ToyWeights, *, batched: bool = True) -> None:
         super().__init__()
         self._operators = operators
@@ -82,8 +84,17 @@ class ToyDecoder(NodeSubmodule):
         assert isinstance(sampler, Sampler)
         self._attention, self._sampler = attention, sampler
 
-    def prepare_inputs(self, walk: str, row: StepRow) -> list[int]:
-        return _state(row).tokens(row.span)
+    def prepare_inputs(self, walk: str, row: StepRow) -> RowTokens:
+        return _state(row).take(row.span, row.ahead)
+
+    def thread_outputs(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        before: Sequence[NodeOutputs],
+    ) -> Sequence[Any]:
+        return RowTokens.threaded([row.request_id for row in rows], inputs, before)
 
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return self._batched
@@ -98,21 +109,21 @@ class ToyDecoder(NodeSubmodule):
                 "kv": KVStep(segments),
                 "attention": AttentionStep(),
                 "positions": PositionStep(segments),
-                "sampler": SamplerStep(_giving(rows)),
+                "sampler": SamplerStep(_giving(rows, inputs)),
             },
         )
 
     def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
         ends: list[int] = []
         at = 0
-        for row in engine.rows:
+        for row, given in zip(engine.rows, inputs, strict=True):
             at += row.span
-            if _state(row).gives_token(row.span):
+            if given.gives:
                 ends.append(at - 1)
         return _Prepared(
-            torch.tensor([token for given in inputs for token in given]),
+            torch.cat([given.tensor() for given in inputs]),
             engine.plans["positions"],
-            _giving(engine.rows),
+            _giving(engine.rows, inputs),
             torch.tensor(ends, dtype=torch.int64),
         )
 
@@ -141,8 +152,8 @@ def _state(row: StepRow) -> TokenRequest:
     return row.info.state
 
 
-def _giving(rows: Sequence[StepRow]) -> tuple[str, ...]:
-    return tuple(row.request_id for row in rows if _state(row).gives_token(row.span))
+def _giving(rows: Sequence[StepRow], inputs: Sequence[RowTokens]) -> tuple[str, ...]:
+    return tuple(row.request_id for row, given in zip(rows, inputs, strict=True) if given.gives)
 
 
 def toy_decoder_engine(
