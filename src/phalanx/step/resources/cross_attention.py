@@ -97,6 +97,9 @@ _Key = tuple[int | None, str]
 class CrossAttention(Resource):
     """See the module. The label cursor and both layer cursors are reset when a step begins."""
 
+    skips = False
+    """What stands behind a token depends on the context too, not on the tokens alone."""
+
     def __init__(self, spec: CrossAttentionSpec, cache: KVCache, backend: DeviceBackend) -> None:
         self.key = spec.key
         self._spec = spec

@@ -49,6 +49,8 @@ class StateStep(ResourceStep):
 class SlottedState(Resource, Growing, Evictable):
     """See the module. `num_host_slots` bounds what can be moved to the host at one time."""
 
+    skips = False
+
     def __init__(
         self,
         key: str,
