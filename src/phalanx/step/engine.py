@@ -206,7 +206,7 @@ class StepEngine:
         """Hand every row its values and return the loops that ended, by request."""
         submodule = self._nodes[batch.node].submodule
         with self.backend.range("step.to_host"):
-            values = to_host(batch.outputs)
+            values = to_host(batch.outputs, submodule.read_on_host)
         none: HostRow = {}
         stopped: dict[str, frozenset[str]] = {}
         for row, ended, error in attempt_each(

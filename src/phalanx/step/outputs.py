@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,14 +80,20 @@ HostRow = Mapping[str, Any]
 """One request's outputs as Python numbers and lists, by name."""
 
 
-def to_host(parts: Iterable[NodeOutputs]) -> Mapping[str, HostRow]:
-    """All outputs as Python values by request; one transfer a column."""
+def to_host(
+    parts: Iterable[NodeOutputs], wanted: Collection[str] | None = None
+) -> Mapping[str, HostRow]:
+    """Outputs as Python values by request, all or those `wanted`; one transfer a column."""
     rows: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, column in part.columns.items():
+            if wanted is not None and name not in wanted:
+                continue
             for rid, value in zip(column.request_ids, column.values.tolist(), strict=True):
                 rows.setdefault(rid, {})[name] = value
         for rid, tensors in part.ragged.items():
             row = rows.setdefault(rid, {})
-            row.update({name: tensor.tolist() for name, tensor in tensors.items()})
+            for name, tensor in tensors.items():
+                if wanted is None or name in wanted:
+                    row[name] = tensor.tolist()
     return rows

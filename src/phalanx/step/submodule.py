@@ -77,6 +77,9 @@ class NodeSubmodule(nn.Module):
     compiles: bool = False
     """Compile the eager forward once captures are made (never on a CPU)."""
 
+    read_on_host: ClassVar[frozenset[str] | None] = None
+    """The outputs whose values `check_stop` gets, None for all; others are not copied to the host."""
+
     speculates: ClassVar[bool] = False
     """Whether rows may be prepared ahead of the outcome of the step before them, see `StepRow`.
 
