@@ -8,7 +8,8 @@ from phalanx.device.base import DeviceBackend
 from phalanx.device.cpu import CpuBackend
 from phalanx.step.declaration import Segment, StepContext
 from phalanx.step.resources.base import BuildInfo
-from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, KVStep
+from phalanx.step.resources.host_pages import HostPages
+from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVStep
 
 LAYERS, PAGE = 2, 4
 
@@ -18,6 +19,8 @@ def make_cache(
     *,
     max_seq_len: int = 1000,
     page_size: int = PAGE,
+    host_pages: int = 0,
+    make_host: type[HostPages] = HostPages,
     backend: DeviceBackend | None = None,
 ) -> KVCache:
     config = KVConfig(
@@ -28,8 +31,9 @@ def make_cache(
         page_size=page_size,
         max_seq_len=max_seq_len,
         dtype=torch.float32,
+        host_pages=host_pages,
     )
-    return KVSpec("kv", frozenset({"node"}), config).build(BuildInfo(backend or CpuBackend()))
+    return KVCache("kv", config, BuildInfo(backend or CpuBackend()), make_host)
 
 
 def kv_step(*segments: tuple[str, int] | tuple[str, int, str], **options) -> KVStep:
@@ -83,6 +87,11 @@ def run(cache: KVCache, step: KVStep, value: float = 0.0, label: str = "main"):
         write(cache, plan.by_label[label], value)
     cache.commit(step, ctx)
     return plan
+
+
+def lengths(cache: KVCache, rid: str) -> dict[str, int]:
+    """Committed tokens by label, as published."""
+    return {label: stream.length for label, stream in cache.publish(rid).ranks[0].items()}
 
 
 def in_flight(cache: KVCache) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFai
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
 from phalanx.testing.token_request import NODE
-from tests.step.caches import in_flight
+from tests.step.caches import in_flight, lengths
 from tests.step.stepping import Stepping
 
 X, Y = (1, 2, 3, 4), (5, 6, 7, 8)
@@ -33,7 +33,7 @@ def test_x_admitted_y_refused_gives_x_back(node):
     assert node.num_forwards == 0
     assert cache.num_free_pages == 3
     assert in_flight(cache) == []
-    assert cache.publish("x") == {}
+    assert lengths(cache, "x") == {}
     assert not stepping.step(x=0).failed_requests
     assert x.outputs == list(expected_tokens(X, 1))
     stepping.close()

@@ -101,8 +101,10 @@ def test_what_resources_publish_is_kept_with_the_request():
     stepping = Stepping(cache_reader_engine(8, 2, probe=probe))
     stepping.open("x", (1, 2, 3))
     info = stepping.step(x=2).rows[0].info
+    kv = info.published["kv"]
+    assert kv.ranks[0]["main"].length == 2
     assert info.published == {
-        "kv": {"main": 2},
+        "kv": kv,
         "positions": {"main": 2},
         "probe": "probe of x",
     }

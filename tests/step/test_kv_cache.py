@@ -15,7 +15,7 @@ from phalanx.device.cpu import CpuBackend
 from phalanx.step.outcomes import AdmitRuntimeError, AllocationFailed
 from phalanx.step.resources.cache_stream import CacheStream
 from phalanx.step.resources.kv_cache import KV_TAG
-from tests.step.caches import PAGE, context, in_flight, kv_step, make_cache, run, stored
+from tests.step.caches import PAGE, context, in_flight, kv_step, lengths, make_cache, run, stored
 
 
 def opened(cache, *rids):
@@ -45,7 +45,7 @@ def test_admission_is_all_or_nothing():
     assert cache.num_free_pages == 3
     assert not ctx.reservations
     assert in_flight(cache) == []
-    assert cache.publish("a") == {}, "a refused step invents no stream"
+    assert lengths(cache, "a") == {}, "a refused step invents no stream"
 
 
 def test_a_refused_step_can_be_admitted_once_there_is_room():
@@ -66,7 +66,7 @@ def test_admitting_again_changes_nothing():
         assert in_flight(cache) == [("a", "main")]
     cache.unadmit(step, ctx)
     assert cache.num_free_pages == 8
-    assert cache.publish("a") == {}
+    assert lengths(cache, "a") == {}
 
 
 def test_unadmit_gives_back_exactly_what_was_taken():
@@ -79,8 +79,8 @@ def test_unadmit_gives_back_exactly_what_was_taken():
     cache.unadmit(step, ctx)
     assert cache.num_free_pages == 6
     assert in_flight(cache) == []
-    assert cache.publish("a") == {"main": 5}
-    assert cache.publish("b") == {}, "the stream that the step invented is gone"
+    assert lengths(cache, "a") == {"main": 5}
+    assert lengths(cache, "b") == {}, "the stream that the step invented is gone"
     assert stored(cache, "a") == [1.0, 2.0, 3.0, 4.0, 5.0]
     cache.unadmit(step, ctx)
     assert cache.num_free_pages == 6, "a second time there is nothing to give"
@@ -141,7 +141,7 @@ def test_labels_are_streams_of_their_own():
     assert cache.admit(step, ctx).ok
     plan = cache.plan(step, ctx)
     cache.commit(step, ctx)
-    assert cache.publish("a") == {"main": 3, "image": 5}
+    assert lengths(cache, "a") == {"main": 3, "image": 5}
     assert set(plan.by_label) == {"main", "image"}
     pages = [set(plan.by_label[label].page_table[0].tolist()) for label in ("main", "image")]
     assert not pages[0] & pages[1] - {0}
@@ -169,13 +169,13 @@ def test_a_second_ingest_changes_nothing():
 
 def test_publish_says_the_committed_lengths():
     cache = opened(make_cache(8), "a")
-    assert cache.publish("a") == {}
+    assert lengths(cache, "a") == {}
     step, ctx = kv_step(("a", 5)), context("a")
     cache.admit(step, ctx)
-    assert cache.publish("a") == {"main": 0}, "admitted is not committed"
+    assert lengths(cache, "a") == {"main": 0}, "admitted is not committed"
     cache.commit(step, ctx)
-    assert cache.publish("a") == {"main": 5}
-    assert cache.publish("nobody") == {}
+    assert lengths(cache, "a") == {"main": 5}
+    assert lengths(cache, "nobody") == {}
     assert cache.stored_len("nobody") == cache.stored_len("a", "nowhere") == 0
 
 

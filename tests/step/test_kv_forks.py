@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from phalanx.step.declaration import Fork
-from tests.step.caches import context, in_flight, kv_step, make_cache, planned, run, stored, write
+from tests.step.caches import (
+    context,
+    in_flight,
+    kv_step,
+    lengths,
+    make_cache,
+    planned,
+    run,
+    stored,
+    write,
+)
 
 
 @pytest.fixture
@@ -50,7 +60,7 @@ def test_a_fork_onto_a_longer_stream_cuts_what_is_seen(cache):
 def test_a_fork_of_an_empty_stream_is_empty(cache):
     cache.ingest_request("b", None)
     run(cache, kv_step(("b", 0), post_forks=(Fork("b", "main", "kept"),)))
-    assert cache.publish("b") == {"main": 0, "kept": 0}
+    assert lengths(cache, "b") == {"main": 0, "kept": 0}
 
 
 def test_unadmit_takes_back_invented_forks(cache):
@@ -66,7 +76,7 @@ def test_unadmit_takes_back_invented_forks(cache):
     planned(cache, step, ctx)
     cache.unadmit(step, ctx)
     assert cache.num_free_pages == before
-    assert cache.publish("a") == {"main": 5}
+    assert lengths(cache, "a") == {"main": 5}
     assert in_flight(cache) == []
 
 
@@ -76,7 +86,7 @@ def test_unadmit_takes_a_planned_fork_off_a_stream_that_was_there(cache):
     assert cache.admit(step, ctx).ok
     assert planned(cache, step, ctx).starts["branch"] == (5,)
     cache.unadmit(step, ctx)
-    assert cache.publish("a") == {"main": 5, "branch": 2}
+    assert lengths(cache, "a") == {"main": 5, "branch": 2}
 
 
 def test_a_fork_counts_when_room_is_short():
@@ -86,7 +96,7 @@ def test_a_fork_counts_when_room_is_short():
     outcome = cache.admit(kv_step(("a", 0), post_forks=(Fork("a", "main", "kept"),)), context("a"))
     assert outcome.reason.pages_short == 1
     assert outcome.reason.label == "kept"
-    assert cache.publish("a") == {"main": 5}
+    assert lengths(cache, "a") == {"main": 5}
 
 
 def test_a_combined_label_lists_its_sources_one_after_another():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
+from phalanx.schema.handoff import PublishedKV
 from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, StepContext
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import (
@@ -29,11 +30,12 @@ from phalanx.step.resources.kv_plan import KVPlan, build_plans
 from phalanx.step.resources.kv_step import KVConfig, KVRequestConfig, KVStep
 from phalanx.step.resources.kv_storage import KVStorage
 from phalanx.step.resources.kv_streams import Reservation, StreamTable
+from phalanx.step.resources.kv_transfer import CacheParts, KVTransfer, TransferSpec
 from phalanx.step.resources.page_pool import PagePool
 from phalanx.step.resources.prefix_index import PrefixIndex
 from phalanx.step.resources.prefix_sharing import PrefixSharing
 
-__all__ = ["KV_TAG", "KVCache", "KVConfig", "KVRequestConfig", "KVSpec", "KVStep"]
+__all__ = ["KV_TAG", "KVCache", "KVConfig", "KVRequestConfig", "KVSpec", "KVStep", "TransferSpec"]
 
 KV_TAG = "kv_cache"
 
@@ -43,9 +45,10 @@ class KVSpec(ResourceSpec):
     """Declares a paged key-value cache."""
 
     config: KVConfig
+    transfer: TransferSpec | None = None
 
     def build(self, info: BuildInfo) -> KVCache:
-        return KVCache(self.key, self.config, info)
+        return KVCache(self.key, self.config, info, transfer=self.transfer)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         config: KVConfig,
         info: BuildInfo,
         make_host: Callable[[KVConfig, KVStorage, DeviceBackend], HostPages] = HostPages,
+        transfer: TransferSpec | None = None,
     ) -> None:
         self.key = key
         self.config = config
@@ -77,6 +81,9 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         self._storage = KVStorage(config, info.backend)
         host = make_host(config, self._storage, info.backend)
         self._offload = KVOffload(config, self._table, self._pool, host, self._lock)
+        parts = CacheParts(config, self._table, self._pool, self._storage, info.backend, self._lock)
+        self._labels: dict[str, tuple[str, ...]] = {}
+        self._transfer = KVTransfer(parts, transfer, info.waker.wake)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer."""
@@ -116,10 +123,13 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             if config is not None:
                 assert isinstance(config, KVRequestConfig)
                 self._sharing.open(rid, config)
+                self._labels[rid] = config.labels
 
     def remove_request(self, rid: str) -> None:
         with self._lock:
             self._sharing.close(rid)
+            self._labels.pop(rid, None)
+            self._transfer.remove(rid)
             for stream in self._table.streams.pop(rid, {}).values():
                 self._pool.give_back(stream.cut(0))
                 self._offload.forget(stream)
@@ -147,7 +157,11 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             if self._storage.released:
                 message = f"cache {self.key!r} is released; restore it first"
                 return AdmitOutcome(ok=False, reason=AdmitRuntimeError(message))
-            refusal = self._sharing.refusal(step) or self._table.refusal(step)
+            refusal = (
+                self._sharing.refusal(step)
+                or self._transfer.refusal(step)
+                or self._table.refusal(step)
+            )
             if refusal is not None:
                 return AdmitOutcome(ok=False, reason=refusal)
             ctx.reservations[self.key] = self._table.reserve(step)
@@ -190,10 +204,34 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             for fork in step.post_forks:
                 self._storage.copy_pages(*self._table.fork(fork))
 
-    def publish(self, rid: str) -> dict[str, int]:
-        """Committed tokens by label."""
+    def publish(self, rid: str) -> PublishedKV:
+        """Committed tokens by label, and where they are."""
         with self._lock:
-            return {label: stream.stored_len for label, stream in self._table.of(rid).items()}
+            return self._transfer.publish(rid)
+
+    def hold(self, rid: str) -> PublishedKV:
+        """Take all that the request has stored out of the cache, and keep it for another engine
+        until that has read it, or a time limit passes.
+
+        Raises `RequestFailedError` where that cannot be.
+        """
+        with self._lock:
+            self._sharing.close(rid)
+            return self._transfer.hold(rid)
+
+    def admit_retrieve(self, rid: str, published: object | None) -> AdmitOutcome:
+        if published is None:
+            return ADMITTED
+        if not isinstance(published, PublishedKV):
+            message = f"cache {self.key!r} cannot read {type(published).__name__!r}"
+            return AdmitOutcome(ok=False, reason=AdmitRuntimeError(message, rid))
+        with self._lock:
+            labels = self._labels.get(rid, (DEFAULT_LABEL,))
+            return self._transfer.retrieve(rid, published, labels, lambda: self._sharing.adopt(rid))
+
+    def drop(self, published: PublishedKV, message: str) -> None:
+        """What another engine holds will not be read here: tell it why. Does not wait."""
+        self._transfer.drop(published, message)
 
     def is_offloaded(self, rid: str) -> bool:
         return self._offload.is_offloaded(rid)
@@ -223,4 +261,7 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
     def at_rest(self) -> bool:
         with self._lock:
             empty = not self._table.streams and self._pool.num_free == self._pool.num_pages
-            return empty and self._offload.at_rest()
+            return empty and self._offload.at_rest() and self._transfer.at_rest()
+
+    def cleanup(self) -> None:
+        self._transfer.close()

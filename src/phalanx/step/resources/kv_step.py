@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from phalanx.step.declaration import Fork, ResourceStep, Segment
+from phalanx.step.declaration import DEFAULT_LABEL, Fork, ResourceStep, Segment
 from phalanx.step.resources.base import ResourceConfig
 
 
@@ -38,6 +38,8 @@ class KVConfig:
 class KVRequestConfig(ResourceConfig):
     """Lets a request take over cached tokens, and others take over what it leaves in its pages.
 
+    Of state that is imported, it needs the streams `labels`.
+
     `token_ids` are all tokens of its default stream, in order, as far as they are known; the owner
     may append to them while the request lives. The first `reusable` of those at the start need not
     be computed (None: all but the last, whose output is wanted). Requests with another `salt` share
@@ -49,6 +51,7 @@ class KVRequestConfig(ResourceConfig):
     token_ids: Sequence[int]
     reusable: int | None = None
     salt: str = ""
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
 
     @property
     def num_reusable(self) -> int:
