@@ -10,6 +10,7 @@ from phalanx.device.cpu import CpuBackend
 from phalanx.step.declaration import Segment
 from phalanx.step.resources.cache_stream import CacheStream
 from phalanx.step.resources.kv_plan import build_plans
+from phalanx.step.resources.kv_step import KVStep
 
 PAGE = 4
 
@@ -24,7 +25,7 @@ def stream(pages: list[int], stored_len: int) -> CacheStream:
 def planned(rows: list[tuple[str, int]], streams: dict[str, CacheStream]):
     segments = [Segment(rid, span) for rid, span in rows]
     by_rid = {rid: {"main": one} for rid, one in streams.items()}
-    plans = build_plans(segments, {}, by_rid, PAGE, CpuBackend())
+    plans = build_plans(KVStep(tuple(segments)), by_rid, PAGE, CpuBackend())
     return plans, plans.by_label["main"]
 
 

@@ -18,6 +18,8 @@ class BucketKey:
     rows: int
     tokens: int
     key: Hashable = None
+    packed: bool = False
+    """Whether rows of any lengths share the tokens; else all rows have equally many."""
     region: str | None = None
 
 
@@ -26,12 +28,12 @@ class SlotLease:
     """A step's bucket and slot: its plans and inputs go into the static buffers of that slot.
 
     Slots are counted by node, not by bucket, since the buckets and regions of a node share the
-    buffers of a slot; nodes that use one resource have buffers of their own in it.
+    buffers of a slot. No two nodes have a slot of the same number, so that nodes that use one
+    resource do not share buffers in it.
     """
 
     bucket: BucketKey
     slot: int
-    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,4 +45,3 @@ class BufferClaim:
     num_slots: int
     max_rows: int
     max_tokens: int
-    node: str = ""

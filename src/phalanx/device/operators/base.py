@@ -36,6 +36,14 @@ class PagedPlan:
     lens: tuple[int, ...]
     num_single: int
     causal: bool = True
+    fixed: bool = False
+    """Of a captured step: sizes are those of a bucket, and only the tensors say what is in it.
+
+    `spans`, `lens` and `num_single` are of the first step and must not be read. Rows beyond the
+    step's read the sink; their results mean nothing, and are finite.
+    """
+    row_span: int = 0
+    """Of a fixed plan: the tokens of every row, or 0 where `query_starts` says."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,11 @@ class Operators(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether fixed plans are taken, and every operation is seen by a recording graph."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension of `x` [T, width], the mean in float32."""

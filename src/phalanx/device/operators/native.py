@@ -38,6 +38,10 @@ class NativeOperators:
         self._linear_kinds = frozenset(self._module.linear_kinds())
 
     @property
+    def capturable(self) -> bool:
+        return False
+
+    @property
     def name(self) -> str:
         return "native"
 

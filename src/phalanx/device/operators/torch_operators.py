@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.device.operators.base import HeadLayout, PackedWeight, PagedPlan
+from phalanx.device.operators.fixed_attention import attend_fixed, fixed_mask
 from phalanx.device.operators.int8_weight import OneDnnInt8Weight
 from phalanx.device.operators.onednn_weight import OneDnnWeight, onednn_packs
 
@@ -38,6 +39,8 @@ class _PreparedPlan:
     plan: PagedPlan
     page_size: int
     groups: tuple[_RowGroup, ...]
+    fixed_mask: Tensor
+    """Of a fixed plan; empty for others."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class TorchOperators:
     @property
     def name(self) -> str:
         return "torch"
+
+    @property
+    def capturable(self) -> bool:
+        return True
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _rms_norm(x, weight, eps)
@@ -108,6 +115,8 @@ class TorchOperators:
         if prepared is None or prepared.plan is not plan or prepared.page_size != page_size:
             prepared = _prepare(plan, page_size, q.dtype)
             self._prepared = prepared
+        if plan.fixed:
+            return attend_fixed(q, cache, plan, prepared.fixed_mask, scale)
         if len(prepared.groups) == 1 and len(plan.spans) == plan.num_single:
             return _attend(q, cache, prepared.groups[0], scale).flatten(1)
         out = torch.empty_like(q)
@@ -151,6 +160,8 @@ def _rotate(x: Tensor, tables: _RotationTables) -> Tensor:
 
 
 def _prepare(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _PreparedPlan:
+    if plan.fixed:
+        return _PreparedPlan(plan, page_size, (), fixed_mask(plan, page_size, dtype))
     groups: list[_RowGroup] = []
     if plan.num_single:
         groups.append(_single_rows(plan, page_size, dtype))
@@ -163,7 +174,7 @@ def _prepare(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _PreparedPl
         starts.append(starts[-1] + span)
     for (span, length), rows in by_shape.items():
         groups.append(_equal_rows(plan, page_size, (span, length), rows, starts))
-    return _PreparedPlan(plan, page_size, tuple(groups))
+    return _PreparedPlan(plan, page_size, tuple(groups), torch.empty(0))
 
 
 def _single_rows(plan: PagedPlan, page_size: int, dtype: torch.dtype) -> _RowGroup:

@@ -34,5 +34,6 @@ class CaptureConfig:
     def buckets(self) -> tuple[BucketKey, ...]:
         """The shapes, largest first."""
         return tuple(
-            BucketKey(self.walk, rows, tokens, self.key) for rows, tokens in self.shapes.sizes()
+            BucketKey(self.walk, rows, tokens, self.key, self.shapes.packed)
+            for rows, tokens in self.shapes.sizes()
         )

@@ -35,5 +35,6 @@ class RegionConfig:
     def buckets(self) -> tuple[BucketKey, ...]:
         """The shapes, largest first."""
         return tuple(
-            BucketKey("", rows, tokens, region=self.label) for rows, tokens in self.shapes.sizes()
+            BucketKey("", rows, tokens, packed=self.shapes.packed, region=self.label)
+            for rows, tokens in self.shapes.sizes()
         )

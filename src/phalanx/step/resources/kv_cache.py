@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.device.base import DeviceBackend
 from phalanx.schema.handoff import PublishedKV
 from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, StepContext
+from phalanx.step.lease import BufferClaim, SlotLease
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import (
     BuildInfo,
@@ -25,6 +26,7 @@ from phalanx.step.resources.base import (
     ResourceSpec,
 )
 from phalanx.step.resources.host_pages import HostPages
+from phalanx.step.resources.kv_fixed_plan import StaticTarget
 from phalanx.step.resources.kv_offload import KVOffload
 from phalanx.step.resources.kv_plan import KVPlan, build_plans
 from phalanx.step.resources.kv_step import KVConfig, KVRequestConfig, KVStep
@@ -34,6 +36,7 @@ from phalanx.step.resources.kv_transfer import CacheParts, KVTransfer, TransferS
 from phalanx.step.resources.page_pool import PagePool
 from phalanx.step.resources.prefix_index import PrefixIndex
 from phalanx.step.resources.prefix_sharing import PrefixSharing
+from phalanx.step.resources.slot_buffers import SlotBuffers
 
 __all__ = ["KV_TAG", "KVCache", "KVConfig", "KVRequestConfig", "KVSpec", "KVStep", "TransferSpec"]
 
@@ -79,6 +82,7 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         self._table = StreamTable(config, self._pool)
         self._sharing = PrefixSharing(config, self._table, self._pool, index)
         self._storage = KVStorage(config, info.backend)
+        self._buffers = SlotBuffers(info.backend)
         host = make_host(config, self._storage, info.backend)
         self._offload = KVOffload(config, self._table, self._pool, host, self._lock)
         parts = CacheParts(config, self._table, self._pool, self._storage, info.backend, self._lock)
@@ -178,14 +182,15 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         assert isinstance(step, KVStep)
         with self._lock:
             copies = tuple([self._table.fork(fork) for fork in step.pre_forks])
-            return build_plans(
-                step.segments,
-                step.combined_labels,
-                self._table.streams,
-                self.config.page_size,
-                self._backend,
-                copies,
-            )
+            target = self._backend if ctx.lease is None else self._static(step, ctx.lease)
+            return build_plans(step, self._table.streams, self.config.page_size, target, copies)
+
+    def _static(self, step: KVStep, lease: SlotLease) -> StaticTarget:
+        longest = self.config.max_seq_len if step.max_context is None else step.max_context
+        return StaticTarget(lease, self._buffers, self.config.pages_for(longest))
+
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        self._buffers.claim(claim)
 
     def begin(self, step: ResourceStep, ctx: StepContext) -> None:
         for source, target in ctx.plan_results[self.key].copies:

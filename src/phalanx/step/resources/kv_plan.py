@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.device.base import DeviceBackend
 from phalanx.device.operators.base import PagedPlan
 from phalanx.step.declaration import Segment
 from phalanx.step.resources.cache_stream import CacheStream
+from phalanx.step.resources.kv_addressing import slots_of, table_of
+from phalanx.step.resources.kv_fixed_plan import StaticTarget, fixed_plan
+from phalanx.step.resources.kv_step import KVStep
 
 Streams = Mapping[str, Mapping[str, CacheStream]]
 
@@ -29,66 +31,58 @@ class KVPlan:
 
 
 def build_plans(
-    segments: Sequence[Segment],
-    combined: Mapping[str, tuple[str, ...]],
+    step: KVStep,
     streams: Streams,
     page_size: int,
-    backend: DeviceBackend,
+    target: DeviceBackend | StaticTarget,
     copies: tuple[tuple[list[int], list[int]], ...] = (),
 ) -> KVPlan:
-    """Plan every label that the segments name, and every combined label over its sources.
+    """Plan every label of the step, and every combined label over its sources.
 
-    A combined plan lists its source labels one after another, label by label.
+    A combined plan lists its source labels one after another, label by label; captured, each
+    source has all rows of the bucket there.
     """
     by_label: dict[str, list[Segment]] = {}
-    for segment in segments:
+    if isinstance(target, StaticTarget):
+        by_label = {label: [] for label in step.labels}
+    for segment in step.segments:
         by_label.setdefault(segment.label, []).append(segment)
     rows = {label: tuple(rows) for label, rows in by_label.items()}
-    for name, sources in combined.items():
+    for name, sources in step.combined_labels.items():
         rows[name] = tuple(row for source in sources for row in rows.get(source, ()))
     plans: dict[str, PagedPlan] = {}
     starts: dict[str, tuple[int, ...]] = {}
     for label, group in rows.items():
         chosen = [streams[row.request_id][row.label] for row in group]
         starts[label] = tuple(stream.stored_len for stream in chosen)
-        plans[label] = _paged_plan([row.span for row in group], chosen, page_size, backend)
+        if isinstance(target, StaticTarget):
+            sources = step.combined_labels.get(label, (label,))
+            paired = [_paired(rows.get(source, ()), streams) for source in sources]
+            plans[label] = fixed_plan(label, paired, page_size, target)
+        else:
+            plans[label] = _paged_plan([row.span for row in group], chosen, page_size, target)
     return KVPlan(plans, rows, starts, copies)
+
+
+def _paired(rows: Sequence[Segment], streams: Streams) -> list[tuple[Segment, CacheStream]]:
+    return [(row, streams[row.request_id][row.label]) for row in rows]
 
 
 def _paged_plan(
     spans: list[int], streams: list[CacheStream], page_size: int, backend: DeviceBackend
 ) -> PagedPlan:
     lens = [stream.stored_len + span for stream, span in zip(streams, spans, strict=True)]
-    counts = [-(-length // page_size) for length in lens]
-    table = np.zeros((len(spans), max(counts, default=1) or 1), dtype=np.int32)
-    for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
-        table[row, :count] = stream.pages[:count]
     query_starts = np.zeros(len(spans) + 1, dtype=np.int32)
     np.cumsum(spans, out=query_starts[1:])
     return PagedPlan(
-        slots=backend.upload(_slots(spans, streams, page_size)),
+        slots=backend.upload(slots_of(spans, streams, page_size)),
         query_starts=backend.upload(query_starts),
-        page_table=backend.upload(table),
+        page_table=backend.upload(table_of(lens, streams, page_size)),
         kv_lens=backend.upload(np.array(lens, dtype=np.int32)),
         spans=tuple(spans),
         lens=tuple(lens),
         num_single=_leading_ones(spans),
     )
-
-
-def _slots(spans: list[int], streams: list[CacheStream], page_size: int) -> NDArray[np.int64]:
-    slots = np.empty(sum(spans), dtype=np.int64)
-    at = 0
-    for span, stream in zip(spans, streams, strict=True):
-        if span == 1:
-            page, offset = divmod(stream.stored_len, page_size)
-            slots[at] = int(stream.pages[page]) * page_size + offset
-        elif span:
-            tokens = np.arange(stream.stored_len, stream.stored_len + span, dtype=np.int64)
-            slots[at : at + span] = stream.pages[tokens // page_size] * np.int64(page_size)
-            slots[at : at + span] += tokens % page_size
-        at += span
-    return slots
 
 
 def _leading_ones(spans: list[int]) -> int:

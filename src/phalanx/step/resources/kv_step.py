@@ -68,6 +68,9 @@ class KVStep(ResourceStep):
     own tokens and leaves none behind). `combined_labels` names plans over several streams of a
     request, one after another: `{"guided": ("prompt", "image")}`. `pre_forks` are copied before
     the forward, `post_forks` after it with the step's tokens in; whole pages are copied, not shared.
+
+    Captured, a step has a plan of each of the `labels`, also without rows, and attention looks at
+    `max_context` tokens a row (None: at as many as a sequence may have), masked by what there is.
     """
 
     segments: tuple[Segment, ...]
@@ -75,3 +78,5 @@ class KVStep(ResourceStep):
     combined_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pre_forks: tuple[Fork, ...] = ()
     post_forks: tuple[Fork, ...] = ()
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
+    max_context: int | None = None
