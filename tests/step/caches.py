@@ -20,6 +20,7 @@ def make_cache(
     max_seq_len: int = 1000,
     page_size: int = PAGE,
     host_pages: int = 0,
+    prefix_cache: bool = True,
     make_host: type[HostPages] = HostPages,
     backend: DeviceBackend | None = None,
 ) -> KVCache:
@@ -32,6 +33,7 @@ def make_cache(
         max_seq_len=max_seq_len,
         dtype=torch.float32,
         host_pages=host_pages,
+        prefix_cache=prefix_cache,
     )
     return KVCache("kv", config, BuildInfo(backend or CpuBackend()), make_host)
 

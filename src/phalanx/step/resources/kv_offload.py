@@ -51,10 +51,11 @@ class KVOffload:
             return any(stream.residence is not Residence.DEVICE for stream in streams)
 
     def offload(self, rid: str) -> int:
-        """Copy streams to the host and free their pages; the number of freed pages.
+        """Copy streams to the host and give their pages back; how many came free by that.
 
-        A stream for which the host has no room stays. All or nothing otherwise: nothing is moved if
-        a step of the request is in flight, or if one of the claimed streams changed meanwhile.
+        A stream for which the host has no room stays, and one whose pages others hold too. All or
+        nothing otherwise: nothing is moved if a step of the request is in flight, or if one of the
+        claimed streams changed meanwhile.
         """
         with self._lock:
             moves = self._claim(rid)
@@ -91,7 +92,9 @@ class KVOffload:
             return []
         moves: list[_Move] = []
         for label, stream in streams.items():
-            if stream.residence is not Residence.DEVICE or not stream.num_pages:
+            if stream.residence is not Residence.DEVICE:
+                continue
+            if not self._pool.num_freed_by(stream.pages.tolist()):
                 continue
             count = self._config.pages_for(stream.stored_len)
             if count > self._host.num_free:

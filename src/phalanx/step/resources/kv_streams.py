@@ -127,6 +127,8 @@ class StreamTable:
         """Make the target as long as its source; returns the pages to copy from and to."""
         streams = self.streams[fork.request_id]
         source, target = streams[fork.source], streams[fork.target]
+        if source.residence is Residence.HOST:
+            return [], []  # its tokens were dropped, as `advance` has said
         count = self._config.pages_for(source.stored_len)
         target.stored_len = source.stored_len
         target.generation += 1
