@@ -8,7 +8,7 @@ entry-point group of an installed package.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -147,6 +147,11 @@ class BatchingEntry(_Plugin):
     @abstractmethod
     def busy(self) -> bool:
         """Whether `tick` would do or report anything now."""
+
+    def wake_with(self, wake: Callable[[], None]) -> None:  # noqa: B027 - optional
+        """`wake` has `busy` asked again. Called once, after `setup`, for a plugin that something
+        outside makes busy; it may call `wake` from any thread.
+        """
 
     def control(self, op: ControlOp) -> bool:
         """Apply `op` between two ticks; False where it was refused."""

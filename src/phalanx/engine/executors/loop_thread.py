@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from phalanx.engine.boundary import Raised, attempt, run_every
 from phalanx.engine.core import EngineCore
-from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start
+from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start, Wake
 from phalanx.engine.lockstep.turns import Turns
 from phalanx.engine.ranks import Rank
 from phalanx.engine.replicas import idle
@@ -55,7 +55,7 @@ class LoopThread:
         self._turns = turns
         self._requests = requests
         self._on_failure = on_failure
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[Message | Wake] = SimpleQueue()
         self._taken: deque[Message] = deque()
         self._control_numbers = count()
         self._aborting: list[Aborting] = []
@@ -125,6 +125,7 @@ class LoopThread:
     ) -> None:
         with self._rank.activated():
             core = load()
+            core.entry.wake_with(partial(self._inbox.put, Wake()))
             self.statistics = core.entry.statistics()
             ready.set_result(core)
             outcome = attempt(partial(self._serve, core.entry))
@@ -218,7 +219,9 @@ class LoopThread:
                 self._requests.withdraw(live, self._requests.unavailable())
         self._taken.extend(self._turns.unused())
         while not self._inbox.empty():
-            self._taken.append(self._inbox.get())
+            message = self._inbox.get()
+            if not isinstance(message, Wake):
+                self._taken.append(message)
         answers = [aborting.answer for aborting in self._aborting]
         answers += [message.answer for message in self._taken if isinstance(message, Control)]
         for answer in answers:

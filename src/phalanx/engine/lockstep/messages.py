@@ -39,4 +39,9 @@ class Close:
     """Leave the loop."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The plugin has something to do, for a reason that is no message of ours."""
+
+
 Message = Start | Cancel | Control | Close

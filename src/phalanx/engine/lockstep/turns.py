@@ -13,7 +13,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Protocol
 
-from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start
+from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start, Wake
 from phalanx.engine.lockstep.rank_links import (
     CancelStep,
     CloseStep,
@@ -27,7 +27,7 @@ from phalanx.engine.ranks import Rank
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.schema.events import Event, Failed, Final
 
-Inbox = SimpleQueue[Message]
+Inbox = SimpleQueue[Message | Wake]
 PATIENCE_S = 10.0
 
 
@@ -96,6 +96,8 @@ class SoloTurns:
                 case Close():
                     taken.append(message)
                     return
+                case Wake():
+                    pass
 
     def settle(self, events: Sequence[Event]) -> None:
         pass
@@ -213,7 +215,7 @@ class FollowerTurns:
                     self._arrived[Control, arrived] = message
                 case Close():
                     return message
-                case Cancel():
+                case Cancel() | Wake():
                     pass  # the leader's decides
         return self._arrived.pop((kind, number))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm.args import CausalLMArgs
@@ -73,6 +73,9 @@ class CausalLM(BatchingEntry):
     @property
     def busy(self) -> bool:
         return self._service.busy
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        self._service.wake_with(wake)
 
     def control(self, op: ControlOp) -> bool:
         return self._service.control(op)

@@ -5,6 +5,7 @@ A request for n completions becomes n sequences; their events come back under th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -83,6 +84,10 @@ class CausalLMService:
     def busy(self) -> bool:
         compiling = len(self._grammars) > 0 and not self._loop.paused
         return bool(self._early) or self._loop.busy or compiling
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever something outside has made this busy, on any thread."""
+        self._engine.waker.bind(wake)
 
     def start(self, rid: str, request: GenerateRequest) -> None:
         """Queue a request; what is only seen here (its text's length) ends it in `Failed`."""
