@@ -34,15 +34,17 @@ class Roster:
     `num_parked` counts the waiting requests whose state the engine keeps.
     """
 
-    def __init__(self, engine: StepEngine) -> None:
+    def __init__(self, engine: StepEngine, forget: Callable[[str], None]) -> None:
+        """`forget` frees what the engine has of a request."""
         self._engine = engine
+        self._forget = forget
         self.requests: dict[str, LoopRequest] = {}
         self.running: list[LoopRequest] = []
         self.waiting: list[LoopRequest] = []
         self.events: list[Event] = []
         self.num_push_backs = 0
         self.num_parked = 0
-        self._num_turns = 0
+        self.num_turns = 0
 
     def start(
         self,
@@ -70,8 +72,8 @@ class Roster:
         return events
 
     def next_turn(self) -> int:
-        self._num_turns += 1
-        return self._num_turns
+        self.num_turns += 1
+        return self.num_turns
 
     def admit(self, request: LoopRequest) -> None:
         """From waiting to running; the engine opens it if it has no state of it."""
@@ -155,7 +157,7 @@ class Roster:
         if request.opened:
             request.opened = False
             self.num_parked -= 1
-        self._engine.remove_request(request.rid)
+        self._forget(request.rid)
 
     def renew(self, request: LoopRequest) -> None:
         """Ask what it wants next; it ends with nothing."""

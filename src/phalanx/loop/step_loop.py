@@ -21,11 +21,14 @@ from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.engine import StepEngine
 
-_Rows = Sequence[tuple[LoopRequest, int]]
+Rows = Sequence[tuple[LoopRequest, int]]
+"""Requests in a step, with their spans."""
+
 _LRU = LeastRecentlyUsed()
 
 
-def _able(rows: _Rows) -> _Rows:
+def able(rows: Rows) -> Rows:
+    """Those that can be computed now."""
     return tuple(row for row in rows if row[0].able)
 
 
@@ -35,13 +38,24 @@ class StepLoop:
     def __init__(self, engine: StepEngine, budget: Budget, eviction: EvictionPolicy = _LRU) -> None:
         self._engine = engine
         self._budget = budget
-        self._roster = Roster(engine)
+        self._roster = Roster(engine, self._forget)
         self._admission = Admission(engine, self._roster, eviction)
         self._requests = self._roster.requests
         self._stalled = False
         self.num_steps = 0
         self.last_batch_size = 0
-        self.paused = False
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """While set, no step is computed."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        if value:
+            self.land()
+        self._paused = value
 
     @property
     def busy(self) -> bool:
@@ -133,6 +147,16 @@ class StepLoop:
         self._stalled = False
         return self._requests.get(rid)
 
+    def land(self) -> None:
+        """Account for all that is being computed, so that nothing is."""
+
+    def close(self) -> None:
+        """Give back what the loop holds beside its requests; may be repeated."""
+
+    def _forget(self, rid: str) -> None:
+        """Free what the engine has of a request."""
+        self._engine.remove_request(rid)
+
     def tick(self) -> list[Event]:
         """Run at most one step and return what happened since the last call, in order."""
         if not self.paused:
@@ -149,6 +173,12 @@ class StepLoop:
         self._stalled = before == after and bool(running) and not any(one.able for one in running)
 
     def _step(self) -> None:
+        plan = self._choose()
+        if plan is not None:
+            self._drive(plan, plan.rows)
+
+    def _choose(self) -> StepPlan | None:
+        """The next step, with everybody in who is to be in it."""
         roster, admission = self._roster, self._admission
         if self._engine.waker.take() or self._stalled:
             admission.recheck()
@@ -156,29 +186,31 @@ class StepLoop:
         while plan is None and admission.make_way():
             plan = self._plan()
         if plan is None:
-            return
+            return None
         admission.admit(plan.admitted)
-        if self._adopt():
-            plan = plan_step(roster.running, (), self._budget, self._engine)
-            if plan is None:
-                return
-        rows = _able(plan.rows)
+        if self._adopt(roster.running):
+            return plan_step(roster.running, (), self._budget, self._engine)
+        return plan
+
+    def _drive(self, plan: StepPlan, rows: Rows) -> None:
+        """Compute those of the rows that can be, and account for it."""
+        rows = able(rows)
         while rows:
             batch = self._execute(plan, rows)
             if batch.admit_error is None:
                 self._settle(batch, rows)
                 return
-            admission.resolve(batch)
-            rows = _able(rows)
+            self._admission.resolve(batch)
+            rows = able(rows)
 
     def _plan(self) -> StepPlan | None:
         roster = self._roster
         return plan_step(roster.running, roster.waiting, self._budget, self._engine)
 
-    def _adopt(self) -> bool:
+    def _adopt(self, requests: Sequence[LoopRequest]) -> bool:
         """Let requests skip what is known of their tokens; whether any did, and wants less now."""
         adopted = False
-        for request in list(self._roster.running):
+        for request in list(requests):
             if request.work.remaining == 1 or request.held:
                 continue
             count = self._engine.prefixes.adopt(request.work.node, request.rid)
@@ -188,17 +220,22 @@ class StepLoop:
                     self._roster.renew(request)
         return adopted
 
-    def _execute(self, plan: StepPlan, rows: _Rows) -> ExecutingBatch:
-        step_rows = [self._engine.row(request.rid, span) for request, span in rows]
-        batch = ExecutingBatch(plan.node, plan.walk, step_rows)
-        self._engine.prepare_inputs(batch)
+    def _execute(self, plan: StepPlan, rows: Rows) -> ExecutingBatch:
+        """One whole step, to the point where its outputs are there."""
+        batch = self._prepared(plan, rows)
         self._engine.exec(batch)
         if batch.admit_error is None:
             self._engine.postprocess(batch)
         self._engine.finalize(batch)
         return batch
 
-    def _settle(self, batch: ExecutingBatch, rows: _Rows) -> None:
+    def _prepared(self, plan: StepPlan, rows: Rows) -> ExecutingBatch:
+        step_rows = [self._engine.row(request.rid, span) for request, span in rows]
+        batch = ExecutingBatch(plan.node, plan.walk, step_rows)
+        self._engine.prepare_inputs(batch)
+        return batch
+
+    def _settle(self, batch: ExecutingBatch, rows: Rows) -> None:
         """Account for a step that ran: advance its rows, hand out values, end who has ended."""
         roster = self._roster
         computed = {row.request_id for row in batch.live_rows()}
