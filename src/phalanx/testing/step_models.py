@@ -45,6 +45,22 @@ def expected_tokens(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(tokens[len(prompt) :])
 
 
+def store_tokens(cache: KVCache, plan: PagedPlan, token_ids: Tensor, positions: Tensor) -> None:
+    """Write tokens and their positions to the cache, at the slots of a step."""
+    stored = cache.layer(0)[0].flatten(0, 2)
+    stored[plan.slots, 0] = token_ids.to(stored.dtype)
+    stored[plan.slots, 1] = positions.to(stored.dtype)
+
+
+def cached_digest(cache: KVCache, plan: PagedPlan, row: int) -> int:
+    """The digest of all that a row of a step sees in the cache."""
+    page_size = cache.config.page_size
+    pages = plan.page_table[row].long()
+    slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+    seen = cache.layer(0)[0].flatten(0, 2)[slots[: int(plan.kv_lens[row])]].long()
+    return digest(seen[:, 0], seen[:, 1])
+
+
 @dataclass(frozen=True)
 class _Prepared:
     rows: tuple[StepRow, ...]
@@ -115,12 +131,10 @@ class CacheReader(NodeSubmodule):
 
     def forward(self, prepared: _Prepared) -> NodeOutputs:
         self.num_forwards += 1
-        stored = self._cache.layer(0)[0].flatten(0, 2)
-        stored[prepared.plan.slots, 0] = prepared.token_ids.to(stored.dtype)
-        stored[prepared.plan.slots, 1] = prepared.positions.to(stored.dtype)
+        store_tokens(self._cache, prepared.plan, prepared.token_ids, prepared.positions)
         _strike(Stage.FORWARD, prepared.inputs)
         giving = [index for index, given in enumerate(prepared.inputs) if given.gives]
-        tokens = [self._read(stored, prepared.plan, index) for index in giving]
+        tokens = [cached_digest(self._cache, prepared.plan, index) for index in giving]
         rids = tuple(prepared.rows[index].request_id for index in giving)
         return NodeOutputs({"token": Column(rids, torch.tensor(tokens, dtype=torch.int64))})
 
@@ -135,13 +149,6 @@ class CacheReader(NodeSubmodule):
 
     def cleanup_request(self, request_id: str) -> None:
         self.forgotten.append(request_id)
-
-    def _read(self, stored: Tensor, plan: PagedPlan, row: int) -> int:
-        page_size = self._cache.config.page_size
-        pages = plan.page_table[row].long()
-        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
-        seen = stored[slots[: int(plan.kv_lens[row])]].long()
-        return digest(seen[:, 0], seen[:, 1])
 
 
 def _state(row: StepRow) -> TokenRequest:
@@ -161,6 +168,7 @@ def cache_reader_engine(
     node: CacheReader | None = None,
     probe: ProbeSpec | None = None,
     max_seq_len: int = 4096,
+    host_pages: int = 0,
     backend: DeviceBackend | None = None,
 ) -> StepEngine:
     """An engine of one `CacheReader`, with a probe beside its resources if one is given."""
@@ -173,6 +181,7 @@ def cache_reader_engine(
         page_size=page_size,
         max_seq_len=max_seq_len,
         dtype=torch.float64,
+        host_pages=host_pages,
     )
     specs: list[ResourceSpec] = [KVSpec("kv", nodes, config), PositionSpec("positions", nodes)]
     if probe is not None:

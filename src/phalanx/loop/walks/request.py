@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-
 from phalanx.errors import ConfigurationError, RequestFailedError
 from phalanx.loop.request import Work
 from phalanx.loop.walks.model import Emitted, Values, WalkModel
