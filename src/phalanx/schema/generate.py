@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.errors import InvalidRequestError
+from phalanx.schema.handoff import Handle, PublishedKV
 from phalanx.schema.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 256
@@ -52,6 +53,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `priority`: larger runs earlier; equal ones in order of arrival. `detokenize=False` leaves the
     text of deltas and output None, for a caller that decodes the token ids itself; stop strings
     and stop expressions need it True.
+
+    With `hands_over` the prompt and one token are computed, and the output's `handoff` is what an
+    equal request takes on another engine, to go on from there: its output is then what one engine
+    would have answered, but without log-probabilities of the prompt. What is held for it is held
+    for a limited time.
     """
 
     prompt: str | None = None
@@ -60,8 +66,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobOptions | None = None
     priority: int = 0
     detokenize: bool = True
+    hands_over: bool = False
+    handoff: Handoff | None = None
 
     def __post_init__(self) -> None:
+        if self.hands_over and self.handoff is not None:
+            raise InvalidRequestError(
+                "a request that goes on from a handoff cannot hand over again", field="hands_over"
+            )
+        if self.handoff is not None and len(self.handoff.sequences) != self.sampling.n:
+            raise InvalidRequestError(
+                f"handoff has {len(self.handoff.sequences)} completions and n={self.sampling.n}; "
+                "give the request that was handed over",
+                field="handoff",
+            )
         if (self.prompt is None) == (self.input_ids is None):
             raise InvalidRequestError("give exactly one of prompt and input_ids", field="prompt")
         if self.prompt is not None:
@@ -144,6 +162,41 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class SequenceHandoff(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion as far as it was computed.
+
+    `output_ids` were sampled with `seed` and have the log-probabilities `logprobs`, where those
+    were asked for. Without `kv` there is nothing to read: the completion has ended.
+    """
+
+    seed: int
+    output_ids: tuple[int, ...]
+    logprobs: TokenLogprobs | None = None
+    kv: PublishedKV | None = None
+    positions: dict[str, int] = {}
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose prompt of `num_prompt_tokens` tokens another engine has computed."""
+
+    num_prompt_tokens: int
+    sequences: tuple[SequenceHandoff, ...]
+
+    def handles(self) -> tuple[Handle, ...]:
+        """Everything that is held for it."""
+        return tuple(
+            handle for one in self.sequences if one.kv is not None for handle in one.kv.handles()
+        )
+
+    def at_host(self, host: str) -> Handoff:
+        """This, read at `host` where its owner listens on every address of its machine."""
+        sequences = tuple(
+            one if one.kv is None else msgspec.structs.replace(one, kv=one.kv.at_host(host))
+            for one in self.sequences
+        )
+        return msgspec.structs.replace(self, sequences=sequences)
+
+
 class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What completion `index` gained since the previous delta.
 
@@ -195,7 +248,8 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The complete answer to a `GenerateRequest`: `sampling.n` completions of one prompt.
 
     `cached_tokens` of the prompt were taken from a cache; `num_retractions` counts how often the
-    request was pushed back and computed again for want of memory.
+    request was pushed back and computed again for want of memory. `handoff` is there for a request
+    that `hands_over`.
     """
 
     completions: tuple[Completion, ...]
@@ -204,3 +258,4 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_retractions: int = 0
     prompt_logprobs: TokenLogprobs | None = None
     weight_version: str = "default"
+    handoff: Handoff | None = None

@@ -1,12 +1,14 @@
-"""What an engine that computed a prompt hands to the one that goes on: where its state is to be
-read, and what was sampled. It travels as msgpack.
+"""What an engine publishes of a request's state in its caches, and where another one reads it.
+
+It travels as msgpack.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from phalanx.schema.generate import TokenLogprobs
+ANY_HOST = ("0.0.0.0", "::")
+"""Where to listen for connections to every address of a machine."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -67,51 +69,18 @@ class PublishedKV(msgspec.Struct, frozen=True):
         found = (one.handle for streams in self.ranks.values() for one in streams.values())
         return tuple(dict.fromkeys(handle for handle in found if handle.hold))
 
+    def at_host(self, host: str) -> PublishedKV:
+        """This, read at `host` where its owner listens on every address of its machine."""
 
-class SequenceHandoff(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion of the prompt so far.
+        def placed(stream: PublishedStream) -> PublishedStream:
+            handle = stream.handle
+            if handle.source.scheme != "tcp" or handle.source.host not in ANY_HOST:
+                return stream
+            source = msgspec.structs.replace(handle.source, host=host)
+            return msgspec.structs.replace(stream, handle=Handle(source, handle.hold))
 
-    `output_ids` were sampled with `seed` and have the log-probabilities `logprobs`, where those
-    were asked for. Without `kv` there is nothing to read: the completion has ended.
-    """
-
-    seed: int
-    output_ids: tuple[int, ...]
-    logprobs: TokenLogprobs | None = None
-    kv: PublishedKV | None = None
-    positions: dict[str, int] = {}
-
-
-class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole request: its prompt was `num_prompt_tokens` long; one entry a completion."""
-
-    num_prompt_tokens: int
-    sequences: tuple[SequenceHandoff, ...]
-
-    def handles(self) -> tuple[Handle, ...]:
-        """Everything that is held for it."""
-        return tuple(
-            handle for one in self.sequences if one.kv is not None for handle in one.kv.handles()
-        )
-
-
-def with_host(handoff: Handoff, host: str) -> Handoff:
-    """`handoff`, read at `host` where its owner listens on every address of its machine."""
-
-    def placed(stream: PublishedStream) -> PublishedStream:
-        source = stream.handle.source
-        if source.scheme != "tcp" or source.host not in ("0.0.0.0", "::"):
-            return stream
-        handle = Handle(msgspec.structs.replace(source, host=host), stream.handle.hold)
-        return msgspec.structs.replace(stream, handle=handle)
-
-    def moved(one: SequenceHandoff) -> SequenceHandoff:
-        if one.kv is None:
-            return one
         ranks = {
             rank: {label: placed(stream) for label, stream in streams.items()}
-            for rank, streams in one.kv.ranks.items()
+            for rank, streams in self.ranks.items()
         }
-        return msgspec.structs.replace(one, kv=msgspec.structs.replace(one.kv, ranks=ranks))
-
-    return msgspec.structs.replace(handoff, sequences=tuple(map(moved, handoff.sequences)))
+        return PublishedKV(self.world_size, self.geometry, ranks)

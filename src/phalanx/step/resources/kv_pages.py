@@ -49,7 +49,7 @@ class TokenRange:
     def chunk(self, index: int) -> memoryview:
         """The bytes of one chunk, copied."""
         values = self._tokens(index)[self._slots].contiguous().cpu()
-        return memoryview(values.reshape(-1).view(torch.uint8).numpy())
+        return values.reshape(-1).view(torch.uint8).numpy().data
 
     def write(self, index: int, chunk: memoryview) -> None:
         """Store one chunk."""
