@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
@@ -62,10 +63,17 @@ class Ledger:
 class Bench:
     """A loop, its engine and the ledger of its events."""
 
-    def __init__(self, engine: StepEngine, *, tokens: int = 64, running: int = 8) -> None:
+    def __init__(
+        self,
+        engine: StepEngine,
+        *,
+        tokens: int = 64,
+        running: int = 8,
+        eviction: EvictionPolicy | None = None,
+    ) -> None:
         self.engine = engine
         self.budget = Budget(tokens, running)
-        self.loop = StepLoop(engine, self.budget)
+        self.loop = StepLoop(engine, self.budget, eviction or LeastRecentlyUsed())
         self.ledger = Ledger()
         self.states: dict[str, TokenRequest] = {}
 
@@ -77,9 +85,10 @@ class Bench:
 
     def start(self, rid: str, length: int, count: int, priority: int = 0, **options) -> None:
         prompt = options.pop("prompt", prompt_of(length, len(self.states)))
+        published = options.pop("published", None)
         state = self.states[rid] = TokenRequest(prompt, count, **options)
         self.ledger.start(rid)
-        self.loop.start(rid, state, priority)
+        self.loop.start(rid, state, priority, published)
 
     def tick(self) -> list[Event]:
         events = self.loop.tick()
@@ -96,6 +105,7 @@ class Bench:
         assert 0 <= loop.last_batch_size <= self.budget.max_running
         pool = cache.config.num_pages * cache.config.page_size
         assert 0 <= cache.used_tokens <= pool
+        assert 0 <= loop.num_offloaded <= loop.num_waiting
         assert loop.idle == (loop.num_running + loop.num_waiting == 0)
         assert in_flight(cache) == [], "between two steps nothing is in flight"
 
@@ -121,9 +131,13 @@ class Bench:
         return event.error
 
 
-def bench_of(num_pages: int = 64, page_size: int = 4, *, node=None, probe=None, **budget) -> Bench:
-    engine = cache_reader_engine(num_pages, page_size, node=node, probe=probe)
-    return Bench(engine, **budget)
+def bench_of(
+    num_pages: int = 64, page_size: int = 4, *, node=None, probe=None, host_pages=0, **options
+) -> Bench:
+    engine = cache_reader_engine(
+        num_pages, page_size, node=node, probe=probe, host_pages=host_pages
+    )
+    return Bench(engine, **options)
 
 
 def expected(bench: Bench, rid: str) -> tuple[int, ...]:

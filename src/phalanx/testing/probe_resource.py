@@ -10,7 +10,9 @@ from phalanx.step.outcomes import ADMITTED, AdmitOutcome
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceConfig, ResourceSpec
 
 React = Callable[[str, tuple[str, ...]], AdmitOutcome | None]
-"""Called with a verb and request ids; may raise, and may answer an `admit` with a refusal."""
+"""Called with a verb and request ids; may raise, and may answer an `admit` or a `retrieve` with a
+refusal, or that it is not ready.
+"""
 
 
 def react_never(verb: str, request_ids: tuple[str, ...]) -> AdmitOutcome | None:
@@ -75,10 +77,14 @@ class ProbeResource(Resource):
         ctx.reservations[self.key] = rids
         self.in_flight.update(rids)
         answer = self._called("admit", rids)
-        if answer is None or answer.ok:
+        if answer is None:
             return ADMITTED
-        self._give_back(ctx)
+        if not answer.ok:
+            self._give_back(ctx)
         return answer
+
+    def admit_retrieve(self, rid: str, published: object | None) -> AdmitOutcome:
+        return self._called("retrieve", (rid,)) or ADMITTED
 
     def unadmit(self, step: ResourceStep, ctx: StepContext) -> None:
         self._called("unadmit", _rids(step))
