@@ -1,0 +1,246 @@
+"""A step loop that prepares and plans the next step while one is computed.
+
+What a step gives is looked at, and handed out, while the next one runs already. Where a request
+then turns out to have ended, its part in that step was computed for nothing and is discarded. At
+most one step is in flight beside the one that is prepared; decisions depend on what the loop holds,
+never on which thread was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
+from phalanx.loop.lookahead import foresee, plan_ahead
+from phalanx.loop.request import LoopRequest, RequestState, Status, Work
+from phalanx.loop.scheduler import Budget, StepPlan
+from phalanx.loop.step_loop import Rows, StepLoop, able
+from phalanx.loop.step_threads import StepThreads
+from phalanx.step.batch import ExecutingBatch
+from phalanx.step.engine import StepEngine
+
+MAX_CONSECUTIVE_AHEAD = 1024
+_LRU = LeastRecentlyUsed()
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that is computed. `works` is what it does for rows that were prepared ahead."""
+
+    plan: StepPlan
+    rows: Rows
+    batch: ExecutingBatch
+    done: Future[None]
+    works: Mapping[str, Work] = field(default_factory=dict)
+
+    def serves(self, request: LoopRequest) -> bool:
+        """Whether the request still wants what this step does for it."""
+        expected = self.works.get(request.rid, request.work)
+        return request.status is Status.RUNNING and request.work == expected
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A step that is prepared, and planned when `planned` is done, while another is in flight."""
+
+    plan: StepPlan
+    rows: Rows
+    batch: ExecutingBatch
+    planned: Future[None] | None
+    works: Mapping[str, Work]
+
+
+class PipelinedLoop(StepLoop):
+    """See the module. One thread calls it; `close` ends the threads of its own.
+
+    `max_consecutive` steps are prepared ahead in a row, then one is chosen with all that is known.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        budget: Budget,
+        eviction: EvictionPolicy = _LRU,
+        max_consecutive: int = MAX_CONSECUTIVE_AHEAD,
+    ) -> None:
+        super().__init__(engine, budget, eviction)
+        self._threads = StepThreads(engine)
+        self._max_consecutive = max_consecutive
+        self._flight: _Flight | None = None
+        self._departed: set[str] = set()
+        """Requests that have ended while a step with them is in flight."""
+        self._num_consecutive = 0
+        self.num_ahead = 0
+        """Steps that were prepared while another was in flight, and computed."""
+        self.num_discarded = 0
+        """Rows that were computed for nothing."""
+
+    @property
+    def busy(self) -> bool:
+        return self._flight is not None or super().busy
+
+    def start(
+        self,
+        rid: str,
+        state: RequestState,
+        priority: int = 0,
+        published: Mapping[str, object] | None = None,
+    ) -> None:
+        if rid in self._departed:
+            self.land()
+        super().start(rid, state, priority, published)
+
+    def push_back_all(self) -> None:
+        self.land()
+        super().push_back_all()
+
+    def land(self) -> None:
+        flight = self._flight
+        if flight is not None:
+            self._await(flight)
+            self._account(flight)
+
+    def close(self) -> None:
+        self._threads.close()
+        self._flight = None
+        self._release_departed()
+
+    def _step(self) -> None:
+        flight = self._flight or self._launch()
+        if flight is None:
+            return
+        ahead = self._look_ahead(flight)
+        try:
+            self._await(flight)
+            if ahead is not None and ahead.planned is not None:
+                ahead.planned.result()
+        except BaseException:
+            self._abandon(ahead)
+            raise
+        if ahead is None or flight.batch.admit_error or flight.batch.failed_requests:
+            self._abandon(ahead)
+            self._num_consecutive = 0
+        else:
+            self._take_off(ahead, flight)
+        self._account(flight)
+        if self._flight is not None and not self._worthwhile(self._flight):
+            self.land()
+
+    def _launch(self) -> _Flight | None:
+        """Compute the next step by all that is known."""
+        plan = self._choose()
+        rows = () if plan is None else able(plan.rows)
+        if plan is None or not rows:
+            return None
+        batch = self._prepared(plan, rows)
+        self._flight = _Flight(plan, rows, batch, self._threads.compute(batch))
+        return self._flight
+
+    def _look_ahead(self, flight: _Flight) -> _Ahead | None:
+        """Prepare the step after this one; None where that must wait for its outcome."""
+        engine, yields = self._engine, self._num_consecutive >= self._max_consecutive
+        if yields or engine.waker.woken or not engine.speculates(flight.plan.node):
+            return None
+        flying = {row.request_id: row.span for row in flight.batch.rows}
+        found = self._plan_ahead([row for row in flight.rows if row[0].rid in flying])
+        if found is None:
+            return None
+        plan, works = found
+        rows = tuple((self._requests[one.rid], span) for one, span in plan.rows)
+        ahead = {rid: span for rid, span in flying.items() if rid in works}
+        step_rows = [engine.row(one.rid, span, ahead.get(one.rid, 0)) for one, span in rows]
+        batch = ExecutingBatch(plan.node, plan.walk, step_rows)
+        engine.prepare_inputs(batch)
+        plans = engine.can_pre_plan(plan.node)
+        planned = self._threads.plan(batch, flight.batch) if plans else None
+        return _Ahead(plan, rows, batch, planned, works)
+
+    def _plan_ahead(self, flying: Rows) -> tuple[StepPlan, Mapping[str, Work]] | None:
+        """The next step if these rows go on as they foresee, and what they then want.
+
+        Who is new is let in for it, if that takes nothing but room that is free.
+        """
+        roster = self._roster
+        foreseen = foresee(flying, roster.running, roster.num_turns)
+        if foreseen is None:
+            return None
+        plan = plan_ahead(foreseen, roster.waiting, self._budget, self._engine)
+        if plan is not None and plan.admitted:
+            if any(one.opened or one.published for one in plan.admitted):
+                return None
+            self._admission.admit(plan.admitted)
+            self._adopt([one for one in plan.admitted if one.able])
+            foreseen = foresee(flying, roster.running, roster.num_turns)
+            assert foreseen is not None
+            plan = plan_ahead(foreseen, (), self._budget, self._engine)
+        if plan is None or not self._engine.speculates(plan.node):
+            return None
+        return plan, foreseen.works
+
+    def _await(self, flight: _Flight) -> None:
+        """Wait until a step has run; raises what escaped from it."""
+        try:
+            flight.done.result()
+        finally:
+            if flight.done.done():
+                self._flight = None
+                self._release_departed()
+
+    def _take_off(self, ahead: _Ahead, before: _Flight) -> None:
+        """Compute the prepared step on what the one before it gave."""
+        done = self._threads.compute(ahead.batch, before.batch.outputs)
+        self._flight = _Flight(ahead.plan, ahead.rows, ahead.batch, done, ahead.works)
+        self._num_consecutive += 1
+        self.num_ahead += 1
+        # Until the device is at work, this thread would only be in the way of the other.
+        ahead.batch.launch_started.wait()
+
+    def _abandon(self, ahead: _Ahead | None) -> None:
+        """Forget a prepared step, with all that was reserved for it."""
+        if ahead is not None:
+            if ahead.planned is not None:
+                wait([ahead.planned])
+            self._engine.reset_pre_plan(ahead.batch)
+
+    def _account(self, flight: _Flight) -> None:
+        """Settle the rows of a step whose requests are where it took them to be."""
+        rows = tuple(row for row in flight.rows if flight.serves(row[0]))
+        if flight.batch.admit_error is not None:
+            if len(rows) == len(flight.rows):
+                self._admission.resolve(flight.batch)
+            self._drive(flight.plan, rows)
+            return
+        if flight.batch.completed is not None:
+            flight.batch.completed.synchronize()
+        computed = set(flight.batch.request_ids)
+        useless = [one for one, _ in flight.rows if one.rid in computed and not flight.serves(one)]
+        self.num_discarded += len(useless)
+        flight.batch.discard({one.rid for one in useless})
+        if rows:
+            self._settle(flight.batch, rows)
+        for request in useless:
+            if request.status is Status.RUNNING:
+                self._roster.push_back(request)
+
+    def _worthwhile(self, flight: _Flight) -> bool:
+        """Whether a step is computed for somebody, and for nobody who goes on elsewhere."""
+        alive = [one for one, _ in flight.rows if one.status is Status.RUNNING]
+        return bool(alive) and all(map(flight.serves, alive))
+
+    def _execute(self, plan: StepPlan, rows: Rows) -> ExecutingBatch:
+        batch = self._prepared(plan, rows)
+        self._threads.compute(batch).result()
+        return batch
+
+    def _forget(self, rid: str) -> None:
+        flight = self._flight
+        if flight is not None and any(one.rid == rid for one, _ in flight.rows):
+            self._departed.add(rid)
+        else:
+            self._engine.remove_request(rid)
+
+    def _release_departed(self) -> None:
+        while self._departed:
+            self._engine.remove_request(self._departed.pop())
