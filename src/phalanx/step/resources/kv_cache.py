@@ -161,14 +161,15 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             if self._storage.released:
                 message = f"cache {self.key!r} is released; restore it first"
                 return AdmitOutcome(ok=False, reason=AdmitRuntimeError(message))
+            growth = self._table.growth(step)
             refusal = (
                 self._sharing.refusal(step)
                 or self._transfer.refusal(step)
-                or self._table.refusal(step)
+                or self._table.refusal(step, growth)
             )
             if refusal is not None:
                 return AdmitOutcome(ok=False, reason=refusal)
-            ctx.reservations[self.key] = self._table.reserve(step)
+            ctx.reservations[self.key] = self._table.reserve(step, growth)
             return ADMITTED
 
     def unadmit(self, step: ResourceStep, ctx: StepContext) -> None:

@@ -18,6 +18,10 @@ from phalanx.step.resources.page_pool import PagePool
 logger = logging.getLogger(__name__)
 
 
+Growth = dict[tuple[str, str], tuple[CacheStream | None, int]]
+"""By (request, label): the stream, where there is one, and the tokens that it must hold."""
+
+
 @dataclass
 class Reservation:
     """What one step took: the streams it touched, with their pages and lengths before."""
@@ -46,30 +50,41 @@ class StreamTable:
     def held_pages(self, rid: str) -> int:
         return sum(stream.num_pages for stream in self.of(rid).values())
 
+    def growth(self, step: KVStep) -> Growth:
+        """Every stream that a step grows or makes, and the tokens that it must then hold."""
+        grown: Growth = {}
+        for fork in step.pre_forks:
+            self._fork_growth(grown, fork)
+        for segment in step.segments:
+            key = (segment.request_id, segment.label)
+            stream, length = grown.get(key) or self._present(key)
+            grown[key] = stream, length + segment.span
+        for fork in step.post_forks:
+            self._fork_growth(grown, fork)
+        return grown
+
     def refusal(
-        self, step: KVStep
+        self, step: KVStep, growth: Growth
     ) -> AllocationFailed | AdmitRuntimeError | RequestOffloading | None:
         """Why a step cannot be reserved now, or None."""
         for fork in (*step.pre_forks, *step.post_forks):
-            away = self._away(fork.request_id, fork.source)
+            away = _away(fork.request_id, fork.source, self.find(fork.request_id, fork.source))
             if away is not None:
                 return away
-        wanted = 0
+        page_size, wanted = self._config.page_size, 0
         last = ("", DEFAULT_LABEL)
-        for (rid, label), total in self._targets(step).items():
+        for key, (stream, total) in growth.items():
             if total > self._config.max_seq_len:
                 return AdmitRuntimeError(
                     f"{total} tokens exceed the cache's sequence limit {self._config.max_seq_len}",
-                    rid,
+                    key[0],
                 )
-            away = self._away(rid, label)
+            away = _away(*key, stream)
             if away is not None:
                 return away
-            stream = self.find(rid, label)
             held = 0 if stream is None else stream.num_pages
-            short = self._config.pages_for(total) - held
-            if short > 0:
-                wanted, last = wanted + short, (rid, label)
+            if total > held * page_size:
+                wanted, last = wanted + self._config.pages_for(total) - held, key
         missing = wanted - self._pool.num_free
         if missing <= 0:
             return None
@@ -77,18 +92,18 @@ class StreamTable:
             f"{wanted} pages wanted, {self._pool.num_free} free", missing, last[0], last[1]
         )
 
-    def reserve(self, step: KVStep) -> Reservation:
+    def reserve(self, step: KVStep, growth: Growth) -> Reservation:
         """Take the pages that a step needs, of which there are enough, and mark its streams."""
         taken = Reservation()
-        for (rid, label), total in self._targets(step).items():
-            stream = self.find(rid, label)
+        page_size = self._config.page_size
+        for (rid, label), (found, total) in growth.items():
+            stream = found
             if stream is None:
                 stream = self.streams[rid][label] = CacheStream()
                 taken.invented.append((rid, label))
-            short = self._config.pages_for(total) - stream.num_pages
-            if short > 0:
+            if total > stream.num_pages * page_size:
                 taken.grown.append((stream, stream.num_pages))
-                stream.append(self._pool.take(short))
+                stream.append(self._pool.take(self._config.pages_for(total) - stream.num_pages))
             stream.step_in_flight = True
             taken.touched.append(stream)
         for fork in step.pre_forks:
@@ -134,30 +149,19 @@ class StreamTable:
         target.generation += 1
         return source.pages[:count].tolist(), target.pages[:count].tolist()
 
-    def _away(self, rid: str, label: str) -> RequestOffloading | None:
-        """The refusal of a step on a stream that is not on the device."""
-        stream = self.find(rid, label)
-        if stream is None or stream.residence is Residence.DEVICE:
-            return None
-        message = f"stream {label!r} of request {rid!r} is offloaded; reload it first"
-        return RequestOffloading(message, rid, label)
+    def _present(self, key: tuple[str, str]) -> tuple[CacheStream | None, int]:
+        stream = self.streams[key[0]].get(key[1])
+        return stream, 0 if stream is None else stream.stored_len
 
-    def _targets(self, step: KVStep) -> dict[tuple[str, str], int]:
-        """Every stream that the step grows, with the number of tokens that it must then hold."""
-        lengths: dict[tuple[str, str], int] = {}
+    def _fork_growth(self, grown: Growth, fork: Fork) -> None:
+        source, target = (fork.request_id, fork.source), (fork.request_id, fork.target)
+        _, length = grown.get(source) or self._present(source)
+        grown[target] = self.streams[fork.request_id].get(fork.target), length
 
-        def length(rid: str, label: str) -> int:
-            known = lengths.get((rid, label))
-            if known is not None:
-                return known
-            stream = self.streams[rid].get(label)
-            return 0 if stream is None else stream.stored_len
 
-        for fork in step.pre_forks:
-            lengths[fork.request_id, fork.target] = length(fork.request_id, fork.source)
-        for segment in step.segments:
-            key = (segment.request_id, segment.label)
-            lengths[key] = length(*key) + segment.span
-        for fork in step.post_forks:
-            lengths[fork.request_id, fork.target] = length(fork.request_id, fork.source)
-        return lengths
+def _away(rid: str, label: str, stream: CacheStream | None) -> RequestOffloading | None:
+    """The refusal of a step on a stream that is not on the device."""
+    if stream is None or stream.residence is Residence.DEVICE:
+        return None
+    message = f"stream {label!r} of request {rid!r} is offloaded; reload it first"
+    return RequestOffloading(message, rid, label)
