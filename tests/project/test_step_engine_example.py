@@ -1,0 +1,23 @@
+"""The worked example of docs/step-engine.md, run as its reader runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_two_share_the_steps_while_the_third_waits_for_a_slot():
+    command = [sys.executable, str(ROOT / "examples" / "step_engine.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = ran.stdout.splitlines()
+    finals = [line for line in lines if line.startswith("Final")]
+    assert finals == [
+        "Final(rid='a', payload=(1, 3, 6), cancelled=False)",
+        "Final(rid='b', payload=(10, 21, 33), cancelled=False)",
+        "Final(rid='c', payload=(100, 201, 303), cancelled=False)",
+    ]
+    first_of_c = next(i for i, line in enumerate(lines) if "'c', payload" in line)
+    assert lines.index(finals[0]) < first_of_c
