@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from phalanx.testing.batching_conformance import ConformanceError, check_batching_entry
+from phalanx.testing.batching_conformance import check_batching_entry
 from phalanx.testing.clock import ManualClock
+from phalanx.testing.conformance import ConformanceError
 from phalanx.testing.counting import (
     CountDelta,
     Counting,
@@ -14,6 +15,8 @@ from phalanx.testing.counting import (
     Fault,
 )
 from phalanx.testing.echo import Echo, EchoArgs, EchoOutput, EchoRequest
+from phalanx.testing.resource_case import ResourceCase
+from phalanx.testing.resource_conformance import check_resource
 
 __all__ = [
     "ConformanceError",
@@ -29,5 +32,7 @@ __all__ = [
     "EchoRequest",
     "Fault",
     "ManualClock",
+    "ResourceCase",
     "check_batching_entry",
+    "check_resource",
 ]

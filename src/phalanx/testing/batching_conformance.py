@@ -8,12 +8,9 @@ from typing import Any
 from phalanx.plugin import BatchingEntry, Delta, Failed, Final, Scheduled
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.schema.limits import Limits
+from phalanx.testing.conformance import ConformanceError, require
 
 MAX_TICKS = 100_000
-
-
-class ConformanceError(AssertionError):
-    """The plugin broke its contract; the message says where."""
 
 
 def check_batching_entry(
@@ -24,10 +21,10 @@ def check_batching_entry(
     `entry_factory` returns an entry whose `setup` has run. `requests` are at least two that
     `validate` accepts; the first must need several ticks, so that it can be caught running.
     """
-    _require(len(requests) >= 2, "the check needs at least two requests")
+    require(len(requests) >= 2, "the check needs at least two requests")
     entry = entry_factory()
     drive = _Drive(entry)
-    _require(isinstance(entry.limits, Limits), "limits must be a phalanx Limits")
+    require(isinstance(entry.limits, Limits), "limits must be a phalanx Limits")
     for request in requests:
         entry.validate(request, entry.limits)
     try:
@@ -40,11 +37,6 @@ def check_batching_entry(
         _check_idle(drive)
     finally:
         entry.close()
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConformanceError(message)
 
 
 class _Drive:
@@ -61,7 +53,7 @@ class _Drive:
         self.ended.pop(rid, None)
         self.live[rid] = request
         self.entry.start(rid, request)
-        _require(self.entry.busy, f"busy is False although {rid!r} was just started")
+        require(self.entry.busy, f"busy is False although {rid!r} was just started")
 
     def tick(self) -> int:
         """Run one tick; returns how many events it gave."""
@@ -75,22 +67,22 @@ class _Drive:
         for _ in range(MAX_TICKS):
             if not self.live:
                 break
-            _require(self.entry.busy, f"busy is False although {sorted(self.live)} have not ended")
+            require(self.entry.busy, f"busy is False although {sorted(self.live)} have not ended")
             self.tick()
-        _require(not self.live, f"{sorted(self.live)} have not ended after {MAX_TICKS} ticks")
+        require(not self.live, f"{sorted(self.live)} have not ended after {MAX_TICKS} ticks")
 
     def _see(self, event: object) -> None:
         if not isinstance(event, (Scheduled, Delta, Final, Failed)):
             raise ConformanceError(f"tick returned {event!r}, which is no event")
         rid = event.rid
-        _require(rid in self.live, f"{event!r} came for a request that is not live")
+        require(rid in self.live, f"{event!r} came for a request that is not live")
         match event:
             case Scheduled():
-                _require(rid not in self.scheduled, f"{rid!r} was reported scheduled twice")
-                _require(rid not in self.with_deltas, f"{rid!r} had a delta before Scheduled")
+                require(rid not in self.scheduled, f"{rid!r} was reported scheduled twice")
+                require(rid not in self.with_deltas, f"{rid!r} had a delta before Scheduled")
                 self.scheduled.add(rid)
             case Delta():
-                _require(rid in self.scheduled, f"{rid!r} had a delta before Scheduled")
+                require(rid in self.scheduled, f"{rid!r} had a delta before Scheduled")
                 self.with_deltas.add(rid)
             case Final() | Failed():
                 self.ended[rid] = event
@@ -100,26 +92,24 @@ class _Drive:
 
     def require_output(self, rid: str, *, cancelled: bool | None = None) -> None:
         event = self.ended[rid]
-        _require(isinstance(event, Final), f"{rid!r} ended in {event!r} instead of a Final")
+        require(isinstance(event, Final), f"{rid!r} ended in {event!r} instead of a Final")
         assert isinstance(event, Final)
-        _require(
+        require(
             isinstance(event.payload, self.entry.output_cls),
             f"{rid!r} ended in a {type(event.payload).__name__} instead of a "
             f"{self.entry.output_cls.__name__}",
         )
         if cancelled is not None:
-            _require(
-                event.cancelled is cancelled, f"{rid!r} ended with cancelled={event.cancelled}"
-            )
+            require(event.cancelled is cancelled, f"{rid!r} ended with cancelled={event.cancelled}")
 
 
 def _check_idle(drive: _Drive) -> None:
     entry = drive.entry
-    _require(not entry.busy, "busy is True although no request is live")
+    require(not entry.busy, "busy is True although no request is live")
     entry.cancel("never started")
-    _require(not entry.busy, "busy is True after the cancel of an unknown id")
+    require(not entry.busy, "busy is True after the cancel of an unknown id")
     held = entry.statistics()
-    _require(
+    require(
         held.num_running == held.num_waiting == held.pool_used_tokens == 0,
         f"no request is live, and yet statistics() says {held!r}",
     )
@@ -143,14 +133,14 @@ def _check_cancel(drive: _Drive, requests: Sequence[Any]) -> None:
         drive.start("beside it", requests[1])
         for _ in range(num_ticks):
             drive.tick()
-        _require(rid in drive.live, "the first request must need several ticks")
+        require(rid in drive.live, "the first request must need several ticks")
         drive.entry.cancel(rid)
         drive.entry.cancel(rid)
         drive.finish()
         drive.require_output(rid, cancelled=True)
         drive.require_output("beside it", cancelled=False)
         drive.entry.cancel(rid)
-        _require(not drive.entry.busy, "busy is True after the cancel of an ended request")
+        require(not drive.entry.busy, "busy is True after the cancel of an ended request")
 
 
 def _check_reuse(drive: _Drive, request: object) -> None:
@@ -173,31 +163,31 @@ def _check_control(drive: _Drive, requests: Sequence[Any]) -> None:
         for index, request in enumerate(requests):
             drive.start(f"{mode} {index}", request)
         drive.tick()
-        _require(not entry.control(Flush()), "flush was applied while requests are live")
-        _require(entry.control(Pause(mode)), f"pause {mode} was refused")
+        require(not entry.control(Flush()), "flush was applied while requests are live")
+        require(entry.control(Pause(mode)), f"pause {mode} was refused")
         _let_settle(drive)
-        _require(f"{mode} 0" in drive.live, f"pause {mode} ended a request")
+        require(f"{mode} 0" in drive.live, f"pause {mode} ended a request")
         entry.cancel(f"{mode} 1")
         _let_settle(drive)
-        _require(f"{mode} 1" not in drive.live, "a cancel waits for the end of a pause")
-        _require(entry.control(Continue()), "continue was refused")
+        require(f"{mode} 1" not in drive.live, "a cancel waits for the end of a pause")
+        require(entry.control(Continue()), "continue was refused")
         drive.finish()
         drive.require_output(f"{mode} 0", cancelled=False)
     for index, request in enumerate(requests):
         drive.start(f"aborted {index}", request)
     drive.tick()
-    _require(entry.control(Pause(PauseMode.ABORT)), "pause abort was refused")
+    require(entry.control(Pause(PauseMode.ABORT)), "pause abort was refused")
     _let_settle(drive)
-    _require(not drive.live, f"pause abort left {sorted(drive.live)} live")
-    _require(entry.statistics().paused, "statistics().paused is False during a pause")
+    require(not drive.live, f"pause abort left {sorted(drive.live)} live")
+    require(entry.statistics().paused, "statistics().paused is False during a pause")
     entry.start("during the pause", requests[0])
     drive.live["during the pause"] = requests[0]
     _let_settle(drive)
-    _require("during the pause" in drive.live, "a request ran during a pause")
-    _require(entry.control(Continue()), "continue was refused")
+    require("during the pause" in drive.live, "a request ran during a pause")
+    require(entry.control(Continue()), "continue was refused")
     drive.finish()
     drive.require_output("during the pause", cancelled=False)
-    _require(entry.control(Flush()), "flush was refused although no request is live")
+    require(entry.control(Flush()), "flush was refused although no request is live")
 
 
 def _let_settle(drive: _Drive) -> None:

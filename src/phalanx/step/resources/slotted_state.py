@@ -21,7 +21,7 @@ from phalanx.step.resources.base import Evictable, Growing, Resource, ResourceCo
 from phalanx.step.resources.kv_cache import KV_TAG
 from phalanx.step.resources.layout import rows_by_label
 from phalanx.step.resources.slot_plan import SlotPlan, SlotPlanBuffers, SlotRows
-from phalanx.step.resources.slot_storage import SINK_SLOT, SlotStorage
+from phalanx.step.resources.slot_storage import SINK_SLOT, Contents, SlotStorage
 from phalanx.step.resources.slot_table import SlotReservation, SlotStream, SlotTable, StreamKey
 
 
@@ -82,6 +82,14 @@ class SlottedState(Resource, Growing, Evictable):
     def select(self, label: str) -> None:
         """Go on with the rows of `label`."""
         self._label = label
+
+    def contents(self, rid: str) -> Mapping[str, Contents]:
+        """A copy of what a request's streams hold, each tensor with one slot, by label."""
+        with self._lock:
+            return {
+                label: self._storage.read([one.slot]) if one.away is None else one.away
+                for label, one in self._table.of(rid).items()
+            }
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         with self._lock:
