@@ -166,11 +166,13 @@ class SequenceHandoff(msgspec.Struct, frozen=True, kw_only=True):
     """One completion as far as it was computed.
 
     `output_ids` were sampled with `seed` and have the log-probabilities `logprobs`, where those
-    were asked for. Without `kv` there is nothing to read: the completion has ended.
+    were asked for. Without `kv` there is nothing to read: the completion has ended. `cached_tokens`
+    of the prompt were taken from a cache.
     """
 
     seed: int
     output_ids: tuple[int, ...]
+    cached_tokens: int = 0
     logprobs: TokenLogprobs | None = None
     kv: PublishedKV | None = None
     positions: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from phalanx.errors import ConfigurationError
 
 QUANTIZATIONS = (None, "int8")
 NATIVE_OPERATORS = ("auto", "off", "required")
+TRANSFERS = ("shm", "tcp")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class CausalLMArgs(EntryArgs):
     compiler is found, `off` never does, `required` fails without them. `quantization`: None, or
     `int8` for weights of 8 bits with activations quantized per token. `prefix_cache` keeps what
     was computed while there is room, and computes of a prompt only what no earlier one began with.
+
+    `transfer`: how another engine reads what this one hands over: `shm` on the same machine, `tcp`
+    at `transfer_host`, an address of this machine. It is kept for at most `transfer_ttl_s`.
     """
 
     checkpoint_dir: str | Path
@@ -35,6 +40,9 @@ class CausalLMArgs(EntryArgs):
     native_operators: str = "auto"
     quantization: str | None = None
     prefix_cache: bool = True
+    transfer: str = "shm"
+    transfer_host: str = "127.0.0.1"
+    transfer_ttl_s: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("pool_tokens", "page_size", "max_batch_size", "max_step_tokens"):
@@ -45,6 +53,14 @@ class CausalLMArgs(EntryArgs):
             raise ConfigurationError(f"context_length={self.context_length!r} must be positive")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigurationError(f"prefix_cache={self.prefix_cache!r} must be true or false")
+        if self.transfer not in TRANSFERS:
+            raise ConfigurationError(f"transfer={self.transfer!r}; allowed: {TRANSFERS}")
+        if not self.transfer_host:
+            raise ConfigurationError("transfer_host is empty; give an address of this machine")
+        if not (math.isfinite(self.transfer_ttl_s) and self.transfer_ttl_s > 0):
+            raise ConfigurationError(
+                f"transfer_ttl_s={self.transfer_ttl_s!r} must be a finite number above 0"
+            )
         if self.native_operators not in NATIVE_OPERATORS:
             raise ConfigurationError(
                 f"native_operators={self.native_operators!r}; allowed: {NATIVE_OPERATORS}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from phalanx.device import create_backend
@@ -31,9 +32,10 @@ from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.base import ResourceSpec
-from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.kv_cache import KVConfig, KVSpec, TransferSpec
 from phalanx.step.resources.positions import PositionSpec
 from phalanx.step.resources.sampler import SamplerSpec
+from phalanx.step.transfer.sockets import create_transfer
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ def _facts(args: CausalLMArgs, directory: Path) -> dict[str, Fact]:
         f"the checksum of {name}": zlib.crc32(path.read_bytes()) if path.is_file() else None
         for name, path in ((name, directory / name) for name in files)
     }
-    own = ("checkpoint_dir", "native_operators")
+    own = ("checkpoint_dir", "native_operators", "transfer_host")
     facts |= {name: value for name, value in asdict(args).items() if name not in own}
     return {"params_dtype": get_engine_config().device.params_dtype, **facts}
 
@@ -137,6 +139,13 @@ def _context_length(args: CausalLMArgs, config: DecoderConfig) -> int:
             f"context_length={wanted} exceeds the checkpoint's {config.max_positions} positions"
         )
     return min(wanted, args.pool_tokens)
+
+
+def _transfer(args: CausalLMArgs) -> TransferSpec:
+    """How requests are handed over; nothing listens before the first is."""
+    return TransferSpec(
+        partial(create_transfer, args.transfer, args.transfer_host, ttl_s=args.transfer_ttl_s)
+    )
 
 
 def _specs(
@@ -155,7 +164,7 @@ def _specs(
         prefix_cache=args.prefix_cache,
     )
     return [
-        KVSpec("kv", nodes, cache),
+        KVSpec("kv", nodes, cache, _transfer(args) if model.ranks.size == 1 else None),
         AttentionSpec("attention", nodes, "kv", model.operators),
         PositionSpec("positions", nodes),
         SamplerSpec("sampler", nodes, config.vocab_size),

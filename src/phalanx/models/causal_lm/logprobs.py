@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from phalanx.schema.generate import LogprobOptions, TokenLogprobs, TokenScore
 from phalanx.step.outputs import HostRow
 
@@ -31,6 +33,13 @@ class _Entries:
         self.top.append(tuple(zip(*top, strict=True)))
         self.selected.append(tuple(zip(selected, self._options.token_ids, strict=True)))
 
+    def extend(self, logprobs: TokenLogprobs) -> None:
+        nothing: tuple[None, ...] = (None,) * len(logprobs.token_ids)
+        self.token_ids.extend(logprobs.token_ids)
+        self.values.extend(logprobs.values)
+        self.top.extend(nothing if logprobs.top is None else logprobs.top)
+        self.selected.extend(nothing if logprobs.selected is None else logprobs.selected)
+
     def since(self, start: int) -> TokenLogprobs:
         return TokenLogprobs(
             token_ids=tuple(self.token_ids[start:]),
@@ -42,6 +51,18 @@ class _Entries:
 
 class LogprobRecord:
     """What a request asked for and has got so far; prompt entries survive a push-back."""
+
+    @classmethod
+    def resumed(
+        cls, options: LogprobOptions | None, prompt_length: int, output: TokenLogprobs | None
+    ) -> LogprobRecord:
+        """Of a request whose prompt was scored elsewhere, and so far its `output`."""
+        if options is not None:
+            options = msgspec.structs.replace(options, prompt_start=None)
+        record = cls(options, prompt_length)
+        if options is not None and output is not None:
+            record._output.extend(output)
+        return record
 
     def __init__(self, options: LogprobOptions | None, prompt_length: int) -> None:
         self.options = options

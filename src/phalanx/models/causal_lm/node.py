@@ -72,6 +72,11 @@ class DecoderNode(NodeSubmodule):
         self._attention: PagedAttention
         self._sampler: Sampler
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks compute the model together."""
+        return self._ranks.size
+
     def bind_node_resources(self, resources: Mapping[str, Resource]) -> None:
         attention, sampler = resources["attention"], resources["sampler"]
         assert isinstance(attention, PagedAttention)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from phalanx.schema.generate import (
     GenerateDelta,
     GenerateOutput,
     GenerateRequest,
+    Handoff,
     Length,
+    SequenceHandoff,
     Stop,
 )
+from phalanx.schema.handoff import PublishedKV
 from phalanx.schema.sampling import SamplingParams
 from phalanx.step.outputs import HostRow
 from phalanx.step.resources.base import ResourceConfig
@@ -43,6 +46,27 @@ class SequenceLimits:
     context_length: int
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A sequence's state as other engines find it."""
+
+    kv: PublishedKV | None = None
+    positions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one sequence does not share with the other completions of its request.
+
+    `keep` holds what is stored of it for another engine; None where nothing is handed over.
+    """
+
+    text: TextOutput | None
+    index: int = 0
+    grammar: TokenGrammar | None = None
+    keep: Callable[[], Kept] | None = None
+
+
 class Sequence:
     """A `RequestState`: prompt and output tokens, of which the first `computed` are in the cache."""
 
@@ -52,13 +76,10 @@ class Sequence:
         request: GenerateRequest,
         prompt_ids: tuple[int, ...],
         limits: SequenceLimits,
-        text: TextOutput | None,
-        index: int = 0,
-        grammar: TokenGrammar | None = None,
+        own: Own,
     ) -> None:
-        """`text` and `grammar` are this sequence's own."""
         self.request = request
-        self.index = index
+        self.index = own.index
         self.prompt_ids = prompt_ids
         self.output_ids: list[int] = []
         self.computed = 0
@@ -69,16 +90,22 @@ class Sequence:
         self._tokens = [*prompt_ids]
         """Prompt and output; grows at its end only."""
         self._limits = limits
-        self._text = text
-        self._grammar = grammar
+        self._text = own.text
+        self._grammar = own.grammar
+        self._keep = own.keep
         self._finish: FinishReason | None = None
+        self._goes_on = False
+        """Whether it ends here only to go on elsewhere."""
         self._num_reported = 0
-        self._seed = _seed(rid, request.sampling, index)
-        own = frozenset(request.sampling.stop_token_ids)
-        self.stop_ids = own if request.sampling.ignore_eos else own | limits.eos_ids
+        self._num_computed_here = 0
+        self._seed = _seed(rid, request.sampling, own.index)
+        wanted = frozenset(request.sampling.stop_token_ids)
+        self.stop_ids = wanted if request.sampling.ignore_eos else wanted | limits.eos_ids
         """Ids that end the text."""
-        self._ends = own | limits.eos_ids
+        self._ends = wanted | limits.eos_ids
         """Ids that must not come before `min_new_tokens`."""
+        if request.handoff is not None:
+            self._resume(request.handoff.sequences[own.index])
 
     @property
     def sampling(self) -> SamplingParams:
@@ -87,6 +114,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self._tokens)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a step computed some of it here."""
+        return self._num_computed_here > 0
 
     @property
     def constrained(self) -> bool:
@@ -143,11 +175,12 @@ class Sequence:
                 forbidden_until=sampling.min_new_tokens if holds_back else 0,
                 prompt_ids=self.prompt_ids,
                 output_ids=tuple(self.output_ids),
-            )
+            ),
         }
 
     def advance(self, span: int) -> None:
         self.computed += span
+        self._num_computed_here += span
         if self.sampling.max_new_tokens == 0 and self.computed == self.num_tokens:
             self._finish = Length(0)
 
@@ -165,11 +198,31 @@ class Sequence:
         self.scores.take_prompt(outputs)
         token = outputs.get("token")
         if token is not None:
-            self.output_ids.append(token)
-            self._tokens.append(token)
             self.scores.take_output(outputs, token)
-            self._finish = self._finish_after(token)
+            self._append(token)
+            if self._finish is None and self.request.hands_over:
+                self._goes_on = True
+                self._finish = Length(len(self.output_ids))
         return self._finish is not None
+
+    def _append(self, token: int) -> None:
+        self.output_ids.append(token)
+        self._tokens.append(token)
+        self._finish = self._finish_after(token)
+
+    def _resume(self, done: SequenceHandoff) -> None:
+        """Stand where another engine stopped; what it stored is imported, or computed again."""
+        self._seed = done.seed
+        self.cached_tokens = done.cached_tokens
+        self.scores = LogprobRecord.resumed(
+            self.request.logprobs, len(self.prompt_ids), done.logprobs
+        )
+        for token in done.output_ids:
+            self._append(token)
+        if self.sampling.max_new_tokens == 0:
+            self._finish = Length(0)
+        if done.kv is not None:
+            self.computed = len(self.prompt_ids)
 
     def take_delta(self) -> GenerateDelta | None:
         fresh = self.output_ids[self._num_reported :]
@@ -203,7 +256,26 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             num_retractions=self.num_push_backs,
             prompt_logprobs=self.scores.prompt,
+            handoff=self._handoff(cancelled=cancelled),
         )
+
+    def _handoff(self, *, cancelled: bool) -> Handoff | None:
+        """What another engine needs to go on; where it need not, there is nothing to read."""
+        if not self.request.hands_over or (cancelled and self._finish is None):
+            return None
+        kept = Kept()
+        if self._goes_on:
+            assert self._keep is not None
+            kept = self._keep()
+        done = SequenceHandoff(
+            seed=self._seed,
+            output_ids=tuple(self.output_ids),
+            cached_tokens=self.cached_tokens,
+            logprobs=self.scores.output,
+            kv=kept.kv,
+            positions=kept.positions,
+        )
+        return Handoff(num_prompt_tokens=len(self.prompt_ids), sequences=(done,))
 
     @property
     def _holds_back(self) -> bool:

@@ -15,8 +15,9 @@ from phalanx.errors import InvalidRequestError, PhalanxDistError
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.grammar import GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
+from phalanx.models.causal_lm.handing_over import HandingOver, published
 from phalanx.models.causal_lm.node import DecoderNode
-from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
+from phalanx.models.causal_lm.sequence import Own, Sequence, SequenceLimits
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.models.causal_lm.validation import check_prompt
@@ -36,9 +37,11 @@ from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.attempt import attempt
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
+from phalanx.step.resources.positions import Positions
 
 _SEPARATOR = "\0"
 """Between a request's id and the index of one of its completions."""
+_CANCELLED = "the request was cancelled before its computed prompt had come"
 
 
 @dataclass
@@ -64,6 +67,12 @@ class CausalLMService:
         tokenizer: TextTokenizer | None,
         grammars: GrammarQueue,
     ) -> None:
+        cache, positions = engine.resource("kv"), engine.resource("positions")
+        assert isinstance(cache, KVCache) and isinstance(positions, Positions)
+        self._cache = cache
+        self._handing = HandingOver(cache, positions, node.num_ranks)
+        self._arriving: dict[str, Sequence] = {}
+        """Completions that begin with another engine's state."""
         self.limits = limits
         self._engine = engine
         self._loop = loop
@@ -93,10 +102,11 @@ class CausalLMService:
         """Queue a request; what is only seen here (its text's length) ends it in `Failed`."""
         made = attempt(partial(self._begin, rid, request))
         if made.error is not None:
-            self._early.append(Failed(rid, made.error))
+            self._fail_early(rid, request, made.error)
 
     def _begin(self, rid: str, request: GenerateRequest) -> None:
         prompt = self._prompt(rid, request)
+        self._handing.check(request, len(prompt.ids))
         source = GrammarSource.of(request.sampling)
         if source is None:
             self._start(prompt, None)
@@ -124,7 +134,7 @@ class CausalLMService:
         for event in self._loop.tick():
             if event.rid in self._dropped:
                 continue
-            self._count(event)
+            self._note(event)
             rid = self._parents.get(event.rid)
             if rid is None:
                 events.append(event)
@@ -157,8 +167,7 @@ class CausalLMService:
                 return True
 
     def statistics(self) -> LoopStatistics:
-        cache = self._engine.resource("kv")
-        assert isinstance(cache, KVCache)
+        cache = self._cache
         return LoopStatistics(
             num_running=self._loop.num_running,
             num_waiting=self._loop.num_waiting + len(self._grammars),
@@ -196,14 +205,16 @@ class CausalLMService:
         """Queue a request's sequences, each at the start of its own copy of `grammar`."""
         rid, priority = prompt.rid, prompt.request.priority
         sequences = self._sequences(prompt, grammar)
-        if len(sequences) == 1:
-            self._loop.start(rid, sequences[0], priority)
-            return
-        children = tuple(f"{rid}{_SEPARATOR}{index}" for index in range(len(sequences)))
-        self._groups[rid] = _Group(children)
-        for child, sequence in zip(children, sequences, strict=True):
-            self._parents[child] = rid
-            self._loop.start(child, sequence, priority)
+        children = [_child(rid, index, len(sequences)) for index in range(len(sequences))]
+        if len(sequences) > 1:
+            self._groups[rid] = _Group(tuple(children))
+            self._parents.update(dict.fromkeys(children, rid))
+        handoff = prompt.request.handoff
+        for index, (child, sequence) in enumerate(zip(children, sequences, strict=True)):
+            imports = {} if handoff is None else published(handoff.sequences[index])
+            if imports:
+                self._arriving[child] = sequence
+            self._loop.start(child, sequence, priority, imports)
 
     def _sequences(self, prompt: Prompt, grammar: TokenGrammar | None) -> list[Sequence]:
         request = prompt.request
@@ -215,9 +226,12 @@ class CausalLMService:
                 request,
                 prompt.ids,
                 self._sequence_limits,
-                self._text(request, strings, patterns),
-                index,
-                None if grammar is None else grammar.copy(),
+                Own(
+                    self._text(request, strings, patterns),
+                    index,
+                    None if grammar is None else grammar.copy(),
+                    partial(self._handing.keep, _child(prompt.rid, index, request.sampling.n)),
+                ),
             )
             for index in range(request.sampling.n)
         ]
@@ -226,11 +240,16 @@ class CausalLMService:
         patient = not (self._early or self._loop.busy)
         for prompt, grammar in self._grammars.take(patient=patient):
             if not isinstance(grammar, TokenGrammar):
-                self._early.append(Failed(prompt.rid, grammar))
+                self._fail_early(prompt.rid, prompt.request, grammar)
                 continue
             made = attempt(partial(self._start, prompt, grammar))
             if made.error is not None:
-                self._early.append(Failed(prompt.rid, made.error))
+                self._fail_early(prompt.rid, prompt.request, made.error)
+
+    def _fail_early(self, rid: str, request: GenerateRequest, error: Exception) -> None:
+        """The end of a request that could not begin."""
+        self._handing.drop(request.handoff, f"the request could not begin: {error}")
+        self._early.append(Failed(rid, error))
 
     def _cancel_all(self) -> None:
         self._early.extend(map(self._cancelled_early, self._grammars.remove_all()))
@@ -238,6 +257,7 @@ class CausalLMService:
 
     def _cancelled_early(self, prompt: Prompt) -> Final:
         """The end of a request that was cancelled before it could run."""
+        self._handing.drop(prompt.request.handoff, _CANCELLED)
         outputs = [one.output(cancelled=True) for one in self._sequences(prompt, None)]
         return Final(prompt.rid, _combined(outputs), cancelled=True)
 
@@ -263,12 +283,23 @@ class CausalLMService:
             )
         return self._tokenizer
 
-    def _count(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
+        """Count what a completion has gained, and let go of what it did not take."""
         if isinstance(event, Delta):
             self._num_generated_tokens += len(event.payload.token_ids)
+        elif isinstance(event, Final | Failed) and event.rid in self._arriving:
+            self._let_go(event.rid, _CANCELLED if isinstance(event, Final) else str(event.error))
         elif isinstance(event, Final):
             self._num_prompt_tokens += event.payload.prompt_tokens - event.payload.cached_tokens
             self._num_cached_tokens += event.payload.cached_tokens
+
+    def _let_go(self, child: str, message: str) -> None:
+        """A completion that began elsewhere has ended; its state may not have been read."""
+        sequence = self._arriving.pop(child, None)
+        if sequence is not None and not sequence.has_run:
+            handoff = sequence.request.handoff
+            assert handoff is not None
+            self._handing.drop_one(handoff.sequences[sequence.index], message)
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A child's event as the group's: one `Scheduled`, one end when all children have ended."""
@@ -299,7 +330,13 @@ class CausalLMService:
             if other != child:
                 self._loop.drop(other)
                 self._dropped.add(other)
+                self._let_go(other, str(error))
         return [Failed(rid, error)]
+
+
+def _child(rid: str, index: int, count: int) -> str:
+    """The id in the loop of one of `count` completions."""
+    return rid if count == 1 else f"{rid}{_SEPARATOR}{index}"
 
 
 def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
@@ -311,8 +348,14 @@ def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
 
 def _combined(outputs: list[GenerateOutput]) -> GenerateOutput:
     """The outputs of one prompt's completions as one."""
+    handoffs = [output.handoff for output in outputs if output.handoff is not None]
+    handoff = None
+    if len(handoffs) == len(outputs):
+        sequences = tuple(one for each in handoffs for one in each.sequences)
+        handoff = msgspec.structs.replace(handoffs[0], sequences=sequences)
     return msgspec.structs.replace(
         outputs[0],
+        handoff=handoff,
         completions=tuple(output.completions[0] for output in outputs),
         num_retractions=sum(output.num_retractions for output in outputs),
     )

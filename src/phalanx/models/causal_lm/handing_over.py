@@ -1,0 +1,65 @@
+"""Requests that begin on one engine and go on on another: what is kept, imported and let go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import InvalidRequestError
+from phalanx.models.causal_lm.sequence import Kept
+from phalanx.schema.generate import GenerateRequest, Handoff, SequenceHandoff
+from phalanx.step.resources.kv_cache import KVCache
+from phalanx.step.resources.positions import Positions
+
+
+@dataclass(frozen=True)
+class HandingOver:
+    """See the module. Of a replica of one rank: several would see transfers end at other times."""
+
+    cache: KVCache
+    positions: Positions
+    num_ranks: int
+
+    def check(self, request: GenerateRequest, num_prompt_tokens: int) -> None:
+        """Refuse what cannot be handed over, and a handoff of another request."""
+        handoff = request.handoff
+        if not request.hands_over and handoff is None:
+            return
+        field = "handoff" if handoff is not None else "hands_over"
+        if self.num_ranks > 1:
+            raise InvalidRequestError(
+                f"a replica of {self.num_ranks} ranks hands nothing over and takes nothing over; "
+                "use replicas of one rank for prefill and decode",
+                field=field,
+            )
+        if handoff is None:
+            return
+        lengths = {handoff.num_prompt_tokens}
+        for one in handoff.sequences:
+            streams = {} if one.kv is None else one.kv.ranks.get(0, {})
+            lengths |= {stream.length for stream in streams.values()}
+        if lengths != {num_prompt_tokens}:
+            raise InvalidRequestError(
+                f"the handoff is of a prompt of {handoff.num_prompt_tokens} tokens and this one "
+                f"has {num_prompt_tokens}; give the same request to both engines",
+                field=field,
+            )
+
+    def keep(self, rid: str) -> Kept:
+        """Hold a sequence's state for another engine."""
+        positions = self.positions.publish(rid)
+        return Kept(self.cache.hold(rid), positions)
+
+    def drop(self, handoff: Handoff | None, message: str) -> None:
+        """Tell the other engine that nothing of this is wanted any more."""
+        for one in () if handoff is None else handoff.sequences:
+            self.drop_one(one, message)
+
+    def drop_one(self, one: SequenceHandoff, message: str) -> None:
+        if one.kv is not None:
+            self.cache.drop(one.kv, message)
+
+
+def published(one: SequenceHandoff) -> Mapping[str, object]:
+    """What the resources import before the first step."""
+    return {} if one.kv is None else {"kv": one.kv, "positions": one.positions}
