@@ -26,7 +26,7 @@ from phalanx.step.outcomes import (
 
 
 class Admission:
-    """See the module. `num_moves` counts whatever changed where state is."""
+    """See the module. `num_changes` counts whatever may let another step run: moves and holds."""
 
     def __init__(self, engine: StepEngine, roster: Roster, policy: EvictionPolicy) -> None:
         self._engine = engine
@@ -34,11 +34,19 @@ class Admission:
         self._policy = policy
         self.num_offloads = 0
         self.num_reloads = 0
-        self.num_drops = 0
+        self._num_drops = 0
+        self._num_holds = 0
 
     @property
-    def num_moves(self) -> int:
-        return self.num_offloads + self.num_reloads + self.num_drops
+    def num_changes(self) -> int:
+        return self.num_offloads + self.num_reloads + self._num_drops + self._num_holds
+
+    @property
+    def waits(self) -> bool:
+        """Whether none can run before something outside comes, which somebody is held for."""
+        roster = self._roster
+        able = any(request.able for request in roster.running)
+        return not able and any(request.held for request in roster.requests.values())
 
     def admit(self, requests: Sequence[LoopRequest]) -> None:
         """Take waiting requests in, in this order; one without room holds those behind it."""
@@ -54,17 +62,19 @@ class Admission:
 
     def recheck(self) -> None:
         """Something outside has come: whoever was held for it tries again."""
-        for request in list(self._roster.running):
-            if request.held:
-                request.held = False
-                if request.published:
-                    self._bring_in(request)
-                if request.able:
-                    self._roster.announce(request)
+        for request in list(self._roster.requests.values()):
+            if not request.held:
+                continue
+            request.held = False
+            if request.status is Status.RUNNING and request.published:
+                self._bring_in(request)
+            if request.able:
+                self._roster.announce(request)
 
     def make_way(self) -> bool:
         """Move somebody away for the first that waits, where those who run are all held."""
-        waiting, running = self._roster.waiting, self._roster.running
+        running = self._roster.running
+        waiting = [request for request in self._roster.waiting if not request.held]
         if not waiting or any(request.able for request in running):
             return False
         first = waiting[0]
@@ -101,9 +111,10 @@ class Admission:
                 return
             if outcome.ok:
                 self.num_reloads += away
-                request.held = not outcome.ready
                 if outcome.ready:
                     request.published = {}
+                else:
+                    self._hold(request)
                 return
             match outcome.reason:
                 case AdmitRuntimeError(message=message):
@@ -111,7 +122,7 @@ class Admission:
                     self._roster.fail(request, error)
                     return
                 case NotReady():
-                    request.held = True
+                    self._hold(request)
                     return
             if any(other.able for other in self._roster.running if other is not request):
                 self._roster.park(request)
@@ -192,10 +203,14 @@ class Admission:
         if self._engine.residency.is_offloaded(request.rid):
             self._roster.park(request)
         else:
-            request.held = True
+            self._hold(request)
+
+    def _hold(self, request: LoopRequest) -> None:
+        self._num_holds += 1
+        request.held = True
 
     def _drop(self, request: LoopRequest) -> None:
-        self.num_drops += 1
+        self._num_drops += 1
         self._roster.push_back(request)
 
     def _fail(self, rid: str, error: Exception) -> None:

@@ -94,7 +94,7 @@ class LoopRequest:
     equals: who was computed longest ago, or arrived before that, has the smallest.
 
     `opened`: the engine has state of it, on the device or on the host; one that waits like that was
-    moved away. `held`: it runs, and waits for something outside before its next step. `published`
+    moved away. `held`: it waits for something outside before its next step. `published`
     is what another engine published of it and is still to be imported.
     """
 

@@ -94,7 +94,6 @@ class Roster:
     def park(self, request: LoopRequest) -> None:
         """From running to waiting; the engine keeps its state."""
         request.move(Status.WAITING)
-        request.held = False
         self.running.remove(request)
         insort(self.waiting, request, key=_rank)
         self.num_parked += 1
@@ -105,6 +104,7 @@ class Roster:
             self.park(request)
         self._close(request)
         request.published = {}
+        request.held = False
         self.num_push_backs += 1
         if self.ask(request, request.state.push_back).error is None:
             self.renew(request)

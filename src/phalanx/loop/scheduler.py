@@ -82,6 +82,8 @@ def _admit(
     singles = sum(request.work.remaining == 1 and not request.held for request in running)
     admitted: list[LoopRequest] = []
     for request in waiting:
+        if request.held:
+            continue
         full = len(running) + len(admitted) >= budget.max_running
         if full or singles + len(admitted) >= budget.max_step_tokens:
             break

@@ -165,12 +165,10 @@ class StepLoop:
         return self._roster.take_events()
 
     def _advance(self) -> None:
-        before = (self.num_steps, len(self._roster.events), self._admission.num_moves)
+        before = (self.num_steps, len(self._roster.events), self._admission.num_changes)
         self._step()
-        running = self._roster.running
-        after = (self.num_steps, len(self._roster.events), self._admission.num_moves)
-        # Held requests alone would keep the loop turning for nothing.
-        self._stalled = before == after and bool(running) and not any(one.able for one in running)
+        after = (self.num_steps, len(self._roster.events), self._admission.num_changes)
+        self._stalled = before == after and self._admission.waits
 
     def _step(self) -> None:
         plan = self._choose()
