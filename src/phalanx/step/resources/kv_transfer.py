@@ -23,6 +23,8 @@ from phalanx.step.outcomes import (
     AdmitRuntimeError,
     AllocationFailed,
     NotReady,
+    RefusalReason,
+    RequestOffloading,
 )
 from phalanx.step.resources.cache_stream import CacheStream, Residence
 from phalanx.step.resources.kv_pages import TokenRange
@@ -84,12 +86,16 @@ class _HeldStreams:
     """A request's streams, which it no longer has. A `HeldState`."""
 
     def __init__(
-        self, parts: CacheParts, streams: Mapping[str, CacheStream], freed: Callable[[], None]
+        self,
+        parts: CacheParts,
+        streams: Mapping[str, CacheStream],
+        freed: Callable[[_HeldStreams], None],
     ) -> None:
         self._parts = parts
         self._streams = streams
         self._freed = freed
         self._computed = parts.backend.record_event()
+        self.num_pages = sum(stream.num_pages for stream in streams.values())
 
     def open(self, read: PageRead) -> Content:
         stream = self._streams.get(read.label)
@@ -106,7 +112,7 @@ class _HeldStreams:
         with self._parts.lock:
             for stream in self._streams.values():
                 self._parts.pool.give_back(stream.cut(0))
-        self._freed()
+            self._freed(self)
 
 
 class KVTransfer:
@@ -122,6 +128,7 @@ class KVTransfer:
         self._world_size = 1 if spec is None else spec.world_size
         self._changed = changed
         self._imports: dict[str, _Import] = {}
+        self._num_held_pages = 0
         config = parts.config
         self._geometry = KVGeometry(
             config.num_layers,
@@ -147,8 +154,21 @@ class KVTransfer:
         ):
             raise RequestFailedError(f"request {rid!r} is being computed or moved")
         table.streams[rid] = {}
-        handle = self._transfer.hold(_HeldStreams(self._parts, streams, self._changed))
+        state = _HeldStreams(self._parts, streams, self._came_back)
+        self._num_held_pages += state.num_pages
+        handle = self._transfer.hold(state)
         return self._published(streams, handle)
+
+    def or_wait(
+        self, refusal: AllocationFailed | AdmitRuntimeError | RequestOffloading
+    ) -> RefusalReason:
+        """`refusal`, unless waiting ends it: what is held for others comes back before long."""
+        if not isinstance(refusal, AllocationFailed) or not self._num_held_pages:
+            return refusal
+        return NotReady(
+            f"{refusal.message}; {self._num_held_pages} are held for other engines",
+            refusal.request_id,
+        )
 
     def drop(self, published: PublishedKV, message: str) -> None:
         """Nobody here will read this: tell its holder."""
@@ -173,7 +193,7 @@ class KVTransfer:
             wanted = self._wanted(rid, published.ranks[self._rank], needed)
             refusal = self._no_room(rid, wanted)
             if refusal is not None:
-                return AdmitOutcome(ok=False, reason=refusal)
+                return AdmitOutcome(ok=False, reason=self.or_wait(refusal))
             self._begin(rid, known, wanted)
         self._settle(known)
         if known.error is not None:
@@ -317,6 +337,10 @@ class KVTransfer:
             reading.stream.generation += 1
             reading.stream.step_in_flight = False
             del known.readings[label]
+
+    def _came_back(self, state: _HeldStreams) -> None:
+        self._num_held_pages -= state.num_pages
+        self._changed()
 
     def _let_go(self, pages: Sequence[int], _: Future[None]) -> None:
         """A read into these pages has ended, whose request had ended before."""
