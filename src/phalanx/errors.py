@@ -11,6 +11,7 @@ PhalanxError
 |     `- UnknownModelError               it names a model that is not served here
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
+|  |- CaptureMismatchError               its node declares another step than it said to capture
 |  `- StreamStalledError                 its reader took nothing for too long
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
 |  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 __all__ = [
     "BodyTooLargeError",
+    "CaptureMismatchError",
     "CheckpointError",
     "ConfigurationError",
     "EngineOverloadedError",
@@ -90,6 +92,13 @@ class MissingDependencyError(PhalanxError, ImportError):
 
 class RequestFailedError(PhalanxError, RuntimeError):
     """An accepted request failed inside the engine, which goes on serving others."""
+
+
+class CaptureMismatchError(RequestFailedError):
+    """A node's `capture_key` and `declare_step` disagree about the same rows: a fault of the node.
+
+    Replaying would compute another step than the one that was planned.
+    """
 
 
 class StreamStalledError(RequestFailedError):

@@ -54,7 +54,7 @@ class ExecutingBatch:
     @property
     def shares_forward(self) -> bool:
         """Whether the rows run as one."""
-        return self.running_batched or len(self.rows) == 1
+        return self.running_batched or len(self.rows) == 1 or self.lease is not None
 
     @property
     def preplan_is_stale(self) -> bool:

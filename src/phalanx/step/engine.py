@@ -18,6 +18,10 @@ from phalanx.errors import ConfigurationError
 from phalanx.step.attempt import attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
+from phalanx.step.graphs.capturing import Agree, CaptureReport, Capturing, agree_alone
+from phalanx.step.graphs.node_graphs import NodeGraphs
+from phalanx.step.graphs.slots import NodeSlots
+from phalanx.step.lease import SlotLease
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
 from phalanx.step.outputs import HostRow, NodeOutputs, to_host
 from phalanx.step.prefixes import Prefixes
@@ -43,13 +47,21 @@ class _Node:
     resources: Mapping[str, Resource]
     reserving: Reserving
     preplanning: PrePlanning
+    graphs: NodeGraphs
 
 
 class StepEngine:
     """See the module. One thread drives it; `add_request` opens a request on every resource."""
 
-    def __init__(self, backend: DeviceBackend) -> None:
+    def __init__(self, backend: DeviceBackend, *, num_slots: int = 2) -> None:
+        """`num_slots` sets of static buffers for captured steps, where a node plans ahead."""
+        if num_slots < 2:
+            raise ConfigurationError(
+                f"num_slots={num_slots}; give at least 2, or a step cannot be planned while the one "
+                "before it is replayed"
+            )
         self.backend = backend
+        self._num_slots = num_slots
         self._nodes: dict[str, _Node] = {}
         self._resources: dict[str, Resource] = {}
         self._runner = StepRunner({})
@@ -75,13 +87,18 @@ class StepEngine:
         check_plans_ahead(specs, self._resources)
         self._runner = StepRunner(self._resources)
         plan_stream = self.backend.stream()
+        first_slot = 0
         for name, submodule in submodules.items():
             own = {spec.key: self._resources[spec.key] for spec in specs if name in spec.nodes}
             submodule.requires_grad_(False)
             submodule.bind_node_resources(own)
-            reserving = Reserving(name, submodule, own.keys(), self._runner, self.backend)
-            preplanning = PrePlanning(reserving, self._runner, self.backend, plan_stream)
-            self._nodes[name] = _Node(submodule, own, reserving, preplanning)
+            ahead = any(one.plans_ahead for one in own.values())
+            slots = NodeSlots(first_slot, self._num_slots if ahead else 1, self.backend)
+            first_slot += len(slots.numbers)
+            graphs = NodeGraphs(name, submodule, own, self._runner, self.backend, slots)
+            reserving = Reserving(name, submodule, own.keys(), self._runner, self.backend, graphs)
+            preplanning = PrePlanning(reserving, self._runner, self.backend, plan_stream, graphs)
+            self._nodes[name] = _Node(submodule, own, reserving, preplanning, graphs)
         owned = {name: node.resources.keys() for name, node in self._nodes.items()}
         self.residency = Residency(self._resources, owned)
         self.prefixes = Prefixes(self._resources, owned)
@@ -96,7 +113,36 @@ class StepEngine:
 
     def get_max_batch_size(self, node: str, walk: str) -> int | None:
         """The most rows that one step of this node takes; None for no limit."""
-        return self._nodes[node].submodule.max_batch_size(walk)
+        return self._nodes[node].graphs.max_batch_size(walk)
+
+    def warm_up(self, agree: Agree = agree_alone) -> dict[str, CaptureReport]:
+        """Capture what nodes want captured, and compile what they want compiled.
+
+        All static buffers are taken before the first capture: nodes share resources, and a buffer
+        that grew would move from under it. `agree` makes the ranks of a replica capture the same.
+        No request may be open. Where the device does not capture, every step stays eager.
+        """
+        nodes = self._nodes
+        if self.backend.captures:
+            for node in nodes.values():
+                node.graphs.prepare_for_capture()
+        capturing = Capturing(self._runner, self.backend, agree)
+        reports = {name: node.graphs.capture(capturing) for name, node in nodes.items()}
+        for node in nodes.values():
+            node.graphs.compile_eager()
+        return reports
+
+    def drop_captures(self) -> None:
+        """Forget what was captured, before memory that it addresses moves; `warm_up` makes it anew."""
+        for node in self._nodes.values():
+            node.graphs.drop()
+
+    def reserve_slot(self, batch: ExecutingBatch) -> SlotLease | None:
+        """The captured shape and slot of the batch as it is now; None if it is to run eagerly.
+
+        `exec` does this itself, also where rows have dropped out since.
+        """
+        return self._nodes[batch.node].graphs.lease(batch)
 
     def add_request(self, rid: str, state: object, configs: Mapping[str, ResourceConfig]) -> None:
         """Open a request on all resources; adding it again changes nothing."""
@@ -179,7 +225,13 @@ class StepEngine:
         try:
             node = self._nodes[batch.node]
             execution = StepExecution(
-                batch, node.submodule, node.reserving, node.preplanning, self._runner, self.backend
+                batch,
+                node.submodule,
+                node.reserving,
+                node.preplanning,
+                node.graphs,
+                self._runner,
+                self.backend,
             )
             with torch.inference_mode(), self.backend.range(f"step.exec.{batch.node}"):
                 computed = execution.run()
@@ -229,7 +281,11 @@ class StepEngine:
                 batch.register_failure(row.request_id, error)
 
     def release(self, tags: frozenset[str]) -> None:
-        """Free the memory of every resource under these tags; requests must have ended."""
+        """Free the memory of every resource under these tags; requests must have ended.
+
+        What was captured addresses that memory, and is forgotten.
+        """
+        self.drop_captures()
         for resource in self._resources.values():
             resource.release(tags)
 

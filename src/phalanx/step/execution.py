@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from phalanx.device.base import DeviceBackend
-from phalanx.errors import RequestFailedError
+from phalanx.errors import CaptureMismatchError, RequestFailedError
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
+from phalanx.step.graphs.node_graphs import NodeGraphs
 from phalanx.step.outcomes import RefusalReason, StepOutcome
 from phalanx.step.outputs import NodeOutputs
 from phalanx.step.preplanning import PrePlanning
@@ -36,6 +37,7 @@ class StepExecution:
         submodule: NodeSubmodule,
         reserving: Reserving,
         preplanning: PrePlanning,
+        graphs: NodeGraphs,
         runner: StepRunner,
         backend: DeviceBackend,
     ) -> None:
@@ -44,6 +46,7 @@ class StepExecution:
         self._reserving = reserving
         self._preplanning = preplanning
         self._runner = runner
+        self._graphs = graphs
         self._range = backend.range
 
     def run(self) -> list[NodeOutputs]:
@@ -62,7 +65,8 @@ class StepExecution:
         if not batch.rows:
             return []
         assert batch.inputs is not None, "prepare_inputs comes before exec"
-        whole = StepUnit.of(batch.walk, batch.rows, batch.inputs)
+        lease = attempt(partial(self._graphs.lease, batch)).value
+        whole = StepUnit.of(batch.walk, batch.rows, batch.inputs, lease)
         pending = [whole] if batch.shares_forward else whole.split()
         admitted: list[StepUnit] = []
         while pending:
@@ -70,7 +74,7 @@ class StepExecution:
             made = attempt(partial(self._reserving.reserve, unit))
             if made.value is None:
                 self._reserving.unadmit(unit)
-                if len(unit.rows) > 1:
+                if len(unit.rows) > 1 and not isinstance(made.error, CaptureMismatchError):
                     pending = unit.split() + pending
                 else:
                     self._fail(unit, made.error)
@@ -119,15 +123,24 @@ class StepExecution:
         return []
 
     def _compute(self, unit: StepUnit) -> NodeOutputs:
-        batch, submodule = self._batch, self._submodule
+        batch, submodule, graphs = self._batch, self._submodule, self._graphs
         if unit.step is not None:
             with self._range("step.plan"):
+                graphs.await_free(unit.context.lease)
                 self._runner.plan(unit.step, unit.context)
                 self._runner.begin(unit.step, unit.context)
-        given = EngineInputs(batch.walk, unit.rows, unit.step, unit.context.plan_results)
+        lease = unit.context.lease
+        given = EngineInputs(
+            batch.walk, unit.rows, unit.step, unit.context.plan_results, lease, unit.regions
+        )
         with self._range("step.preprocess"):
             prepared = submodule.preprocess(given, unit.inputs)
-        forward = submodule.forward_batched if batch.running_batched else submodule.forward
+        if lease is not None:
+            with self._range("step.replay"):
+                outputs = self._graphs.replay(lease, prepared, batch.launch_started)
+            receivers = {} if unit.step is None else unit.step.receivers
+            return outputs.of_rows(unit.context.request_ids, receivers)
+        forward = graphs.forward_batched if batch.running_batched else graphs.forward
         batch.launch_started.set()
         with self._range("step.forward"):
             outputs = forward(prepared)
@@ -139,6 +152,8 @@ class StepExecution:
         return outputs
 
     def _commit(self, unit: StepUnit) -> None:
-        if unit.step is not None:
-            with self._range("step.commit"):
+        with self._range("step.commit"):
+            if unit.step is not None:
                 self._runner.commit(unit.step, unit.context)
+            for region in unit.regions.values():
+                region.commit()

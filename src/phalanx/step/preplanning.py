@@ -11,6 +11,7 @@ from functools import partial
 from phalanx.device.base import DeviceBackend, DeviceEvent, DeviceStream
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
+from phalanx.step.graphs.node_graphs import NodeGraphs
 from phalanx.step.reserving import Reserving
 from phalanx.step.runner import StepRunner
 from phalanx.step.unit import StagedStep, StepUnit
@@ -25,22 +26,25 @@ class PrePlanning:
         runner: StepRunner,
         backend: DeviceBackend,
         stream: DeviceStream,
+        graphs: NodeGraphs,
     ) -> None:
         """Plans are made on `stream`, where no forward runs."""
         self._reserving = reserving
         self._runner = runner
         self._backend = backend
         self._stream = stream
+        self._graphs = graphs
 
     def stage(self, batch: ExecutingBatch) -> bool:
         """Admit and plan a batch whose inputs are prepared; False, and nothing is held, if it
         cannot be done now. Rows that do not share a forward are never planned ahead.
         """
         self.unstage(batch)
+        lease = attempt(partial(self._graphs.lease, batch)).value
         if not batch.rows or not batch.shares_forward:
             return False
         assert batch.inputs is not None, "prepare_inputs comes before pre_plan"
-        unit = StepUnit.of(batch.walk, batch.rows, batch.inputs)
+        unit = StepUnit.of(batch.walk, batch.rows, batch.inputs, lease)
         made = attempt(partial(self._planned, unit))
         if made.value is None:
             self._reserving.unadmit(unit)
@@ -78,5 +82,6 @@ class PrePlanning:
             return None
         backend = self._backend
         with backend.range("step.pre_plan"), backend.on_stream(self._stream):
+            self._graphs.await_free(unit.context.lease)
             self._runner.plan_ahead(unit.step, unit.context)
             return backend.record_event()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from phalanx.step.declaration import SubmoduleStep
 from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.graphs.region_config import RegionConfig
+from phalanx.step.graphs.regions import RegionRun
 from phalanx.step.lease import SlotLease
 from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.resources.base import Resource
@@ -57,6 +58,8 @@ class EngineInputs:
     """Each resource's plan of this step, by key."""
     lease: SlotLease | None = None
     """The captured shape that the step replays; None where the forward is called."""
+    regions: Mapping[str, RegionRun] = field(default_factory=dict)
+    """The captured parts that the forward may run in this step, by label."""
 
 
 class NodeSubmodule(nn.Module):
@@ -155,8 +158,22 @@ class NodeSubmodule(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has captures and no static inputs")
 
     def regions(self) -> Sequence[RegionConfig]:
-        """Parts of the forward that are captured on their own."""
+        """Parts of the forward that are captured on their own.
+
+        A forward runs a region by `EngineInputs.regions`, and computes the part itself where it is
+        not there: rows fit no shape, or the whole forward is captured.
+        """
         return ()
+
+    def declare_around(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        leased: Mapping[str, SlotLease],
+    ) -> SubmoduleStep | None:
+        """`declare_step` where regions have taken leases before it, by label."""
+        return self.declare_step(walk, rows, inputs)
 
     def postprocess(self, row: StepRow, outputs: Sequence[NodeOutputs]) -> None:
         """Adjust a row's metadata after the forward; must not read values."""

@@ -65,7 +65,7 @@ def attend_fixed(
 def _visible(lens: Tensor, span: int | Tensor, place: Tensor, *, causal: bool) -> Tensor:
     """How many keys a token sees; padding sees one, so that its result is finite."""
     if not causal:
-        return lens.expand(torch.broadcast_shapes(lens.shape, place.shape)).clamp(min=1)
+        return (lens + torch.zeros_like(place)).clamp(min=1)
     return (lens - span + place + 1).clamp(min=1)
 
 

@@ -18,8 +18,8 @@ Tensors = Mapping[str, Tensor]
 class RegionConfig:
     """See the module. `compute` maps the region's inputs to its outputs, tensors by name.
 
-    `static_inputs(rows, tokens)` are inputs of one shape, valid as they are. The first dimension of
-    an output is one row a row, or one a token. `declare_step(request_ids, spans)` says what the
+    `static_inputs(rows, tokens)` are inputs of one shape, valid as they are. Outputs have one entry
+    a row, those named in `token_outputs` one a token. `declare_step(request_ids, spans)` says what the
     region needs of the node's resources; without rows it is asked for the capture. The engine takes
     the lease and reserves capacity together with the step around the region; with
     `lease_before_step` that step is declared by `declare_around`, which is told of the lease.
@@ -30,6 +30,7 @@ class RegionConfig:
     static_inputs: Callable[[int, int], Tensors]
     declare_step: Callable[[Sequence[str], Sequence[int]], SubmoduleStep | None]
     shapes: Shapes
+    token_outputs: frozenset[str] = frozenset()
     lease_before_step: bool = False
 
     def buckets(self) -> tuple[BucketKey, ...]:
