@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phalanx.errors import RequestFailedError
+from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
 from phalanx.schema.control import PauseMode
 from phalanx.schema.events import Failed, Final
-from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFailed
+from phalanx.step.outcomes import (
+    AdmitOutcome,
+    AdmitRuntimeError,
+    AllocationFailed,
+    NotReady,
+    RefusalReason,
+    RequestOffloading,
+)
 from phalanx.testing.probe_resource import ProbeResource, ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
 from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
@@ -27,6 +36,28 @@ class Surroundings:
     running: int
     batched: bool
     max_rows: int | None
+    host_pages: int = 0
+    eviction: EvictionPolicy = field(default_factory=LeastRecentlyUsed)
+
+
+class Refusal(enum.Enum):
+    """Why an admission is refused; the value makes the reason."""
+
+    NO_ROOM = "no room"
+    TERMINAL = "terminal"
+    OFFLOADING = "offloading"
+    NOT_READY = "not ready"
+
+    def reason(self, rid: str | None) -> RefusalReason:
+        match self:
+            case Refusal.NO_ROOM:
+                return AllocationFailed("told to", 1, rid or "")
+            case Refusal.TERMINAL:
+                return AdmitRuntimeError("told to", rid)
+            case Refusal.OFFLOADING:
+                return RequestOffloading("told to", rid)
+            case Refusal.NOT_READY:
+                return NotReady("told to", rid)
 
 
 class Saboteur:
@@ -34,7 +65,7 @@ class Saboteur:
 
     def __init__(self) -> None:
         self.bench: Bench
-        self.refusals: list[Callable[[str], AllocationFailed | AdmitRuntimeError]] = []
+        self.refusals: list[Callable[[str], RefusalReason]] = []
         self.casualties: set[str] = set()
         """Requests that a neighbour's failed commit or a refusal may have ended."""
 
@@ -65,8 +96,16 @@ class Life:
         self.saboteur = Saboteur()
         probe = ProbeSpec("probe", frozenset({NODE}), react=self.saboteur)
         node = CacheReader(batched=around.batched, max_rows=around.max_rows)
-        engine = cache_reader_engine(around.num_pages, around.page_size, node=node, probe=probe)
-        self.bench = Bench(engine, tokens=around.tokens, running=around.running)
+        engine = cache_reader_engine(
+            around.num_pages,
+            around.page_size,
+            node=node,
+            probe=probe,
+            host_pages=around.host_pages,
+        )
+        self.bench = Bench(
+            engine, tokens=around.tokens, running=around.running, eviction=around.eviction
+        )
         self.saboteur.bench = self.bench
         self.pool = around.num_pages * around.page_size
         self.faulty: set[str] = set()
@@ -123,21 +162,26 @@ class Life:
             assert loop.num_steps == before
         loop.paused = waits
 
-    def refuse_next(self, *, terminal: bool, named: bool) -> None:
-        """Refuse the next admission, for want of room or for good."""
+    def refuse_next(self, refusal: Refusal, *, named: bool) -> None:
+        """Refuse the next admission."""
+        self.saboteur.refusals.append(lambda rid: refusal.reason(rid if named else None))
 
-        def reason(rid: str) -> AllocationFailed | AdmitRuntimeError:
-            if terminal:
-                return AdmitRuntimeError("told to", rid if named else None)
-            return AllocationFailed("told to", 1, rid if named else "")
+    def wake(self) -> None:
+        """Whatever somebody is held for has come."""
+        self.bench.engine.waker.wake()
 
-        self.saboteur.refusals.append(reason)
+    def move_away(self, choice: int) -> None:
+        """Move somebody to the host from outside."""
+        live = sorted(self.bench.ledger.live)
+        if live:
+            self.bench.engine.residency.offload(live[choice % len(live)])
 
     def end(self) -> None:
         """Let everybody finish, in a bounded number of ticks, and check how each has ended."""
         bench = self.bench
         bench.loop.paused = False
         self.saboteur.refusals.clear()
+        self.wake()
         # Each tick brings the first in rank on, or is one of the few that skip or end others.
         states = [bench.states[rid] for rid in bench.ledger.live]
         work = sum(len(state.prompt) + state.count + 5 for state in states)

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from phalanx.loop.eviction import LeastRecentlyUsed, Priority
 from phalanx.schema.control import PauseMode
 from phalanx.testing.token_request import NODE, Stage, StepFault
-from tests.loop.life import Life, Surroundings
+from tests.loop.life import Life, Refusal, Surroundings
 
 FAULTS = st.builds(StepFault, st.sampled_from(Stage), st.integers(0, 3))
 
@@ -29,6 +30,8 @@ class LoopMachine(RuleBasedStateMachine):
             running=st.sampled_from([6, 3, 2, 1]),
             batched=st.sampled_from([True, True, False]),
             max_rows=st.sampled_from([None, None, 3, 2, 1]),
+            host_pages=st.sampled_from([0, 0, 2, 5, 20]),
+            eviction=st.sampled_from([LeastRecentlyUsed(), Priority()]),
         )
     )
     def begin(self, around):
@@ -66,9 +69,17 @@ class LoopMachine(RuleBasedStateMachine):
     def pause(self, mode, waits):
         self.life.pause(mode, waits)
 
-    @rule(terminal=st.booleans(), named=st.booleans())
-    def refuse_next(self, terminal, named):
-        self.life.refuse_next(terminal=terminal, named=named)
+    @rule(refusal=st.sampled_from(Refusal), named=st.booleans())
+    def refuse_next(self, refusal, named):
+        self.life.refuse_next(refusal, named=named)
+
+    @rule()
+    def wake(self):
+        self.life.wake()
+
+    @rule(choice=st.integers(0, 10**6))
+    def move_away(self, choice):
+        self.life.move_away(choice)
 
     def teardown(self):
         if hasattr(self, "life"):
@@ -77,7 +88,7 @@ class LoopMachine(RuleBasedStateMachine):
 
 TestLoopMachine = LoopMachine.TestCase
 TestLoopMachine.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -95,6 +106,8 @@ def crowded_life(dice: random.Random) -> Life:
             running=dice.choice([4, 8]),
             batched=dice.random() < 0.7,
             max_rows=dice.choice([None, None, 3]),
+            host_pages=dice.choice([0, 3, 30]),
+            eviction=dice.choice([LeastRecentlyUsed(), Priority()]),
         )
     )
     for _ in range(12):
@@ -107,10 +120,14 @@ def crowded_life(dice: random.Random) -> Life:
         if dice.random() < 0.1:
             life.pause(dice.choice(list(PauseMode)), waits=False)
         if dice.random() < 0.1:
-            life.refuse_next(terminal=dice.random() < 0.3, named=dice.random() < 0.5)
+            life.refuse_next(dice.choice(list(Refusal)), named=dice.random() < 0.5)
+        if dice.random() < 0.2:
+            life.wake()
+        if dice.random() < 0.1:
+            life.move_away(dice.randint(0, 100))
     return life
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_a_crowded_life(seed):
+def test_item_8_5_13_a_crowded_life(seed):
     crowded_life(random.Random(seed)).end()
