@@ -251,7 +251,7 @@ def test_every_plan_of_a_slot_fills_the_same_buffers_to_the_end():
 def test_a_capture_has_its_labels_without_any_row():
     state = make()
     state.claim_buffers(BufferClaim(num_slots=1, max_rows=2, max_tokens=2))
-    step = step_of(combined_labels={"both": ("main", "guide")})
+    step = step_of(combined_labels={"both": ("main", "guide")}, labels=("main", "guide"))
     plan = leased(state, step, rows=2).plan_results["state"].by_label
     assert {label: rows.slots.tolist() for label, rows in plan.items()} == {
         "main": [0, 0],
@@ -259,6 +259,15 @@ def test_a_capture_has_its_labels_without_any_row():
         "both": [0, 0, 0, 0],
     }
     assert state.num_free_slots == 3
+
+
+def test_captured_sources_of_a_combined_label_are_padded_each():
+    state = make()
+    state.claim_buffers(BufferClaim(num_slots=1, max_rows=2, max_tokens=2))
+    step = step_of(("a", 1), ("a", 1, "guide"), combined_labels={"both": ("main", "guide")})
+    plan = leased(state, step, rows=2).plan_results["state"].by_label
+    one, other = plan["main"].slots[0].item(), plan["guide"].slots[0].item()
+    assert plan["both"].slots.tolist() == [one, 0, other, 0]
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.step.declaration import DEFAULT_LABEL, Segment
+from phalanx.step.declaration import Segment
 
 Rows = Mapping[str, tuple[Segment, ...]]
 
 
 def rows_by_label(
-    segments: Sequence[Segment], combined: Mapping[str, tuple[str, ...]], *, always: bool = False
+    segments: Sequence[Segment],
+    combined: Mapping[str, tuple[str, ...]],
+    always: Sequence[str] = (),
 ) -> Rows:
     """The segments of every label, and of every combined label those of its sources, label by
-    label.
-
-    `always` is for captured shapes, which are there whoever takes part: the default label and the
-    sources of combined ones are listed also without a segment.
+    label. Labels in `always` are there also without a segment.
     """
-    by_label: dict[str, list[Segment]] = {}
-    if always:
-        names = [DEFAULT_LABEL, *(source for sources in combined.values() for source in sources)]
-        by_label = {name: [] for name in names}
+    by_label: dict[str, list[Segment]] = {label: [] for label in always}
     for segment in segments:
         by_label.setdefault(segment.label, []).append(segment)
     rows = {label: tuple(group) for label, group in by_label.items()}

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import Segment
-from phalanx.step.lease import BufferClaim, SlotLease
+from phalanx.step.lease import SlotLease
+from phalanx.step.resources.slot_buffers import SlotBuffers
+from phalanx.step.resources.slot_storage import SINK_SLOT
 
 
 @dataclass(frozen=True)
@@ -33,46 +34,32 @@ class SlotPlan:
     copies: tuple[tuple[int, int], ...] = ()
 
 
-class SlotPlanBuffers:
-    """Static buffers of captured steps, by (lease slot, label): taken once and never moved.
+Place = tuple[int, bool]
+"""A row's slot, and whether it has state."""
 
-    A kernel reads every row of a captured shape, so each plan writes all rows of its bucket.
+
+def eager_rows(places: Sequence[Place], rows: tuple[Segment, ...], to: DeviceBackend) -> SlotRows:
+    """These rows, and no others."""
+    slots = to.upload(np.array([slot for slot, _ in places], dtype=np.int64))
+    has_state = to.upload(np.array([known for _, known in places], dtype=np.bool_))
+    return SlotRows(slots, has_state, rows)
+
+
+def captured_rows(
+    label: str, sources: Sequence[Sequence[Place]], lease: SlotLease, buffers: SlotBuffers
+) -> tuple[Tensor, Tensor]:
+    """Slots and state of all rows of a bucket: a kernel reads every one of them.
+
+    A combined label has the bucket's rows once for each of its sources.
     """
-
-    def __init__(self, backend: DeviceBackend) -> None:
-        self._backend = backend
-        self._max_rows = 0
-        self._buffers: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-
-    def claim(self, claim: BufferClaim) -> None:
-        self._max_rows = max(self._max_rows, claim.max_rows)
-
-    def fill(
-        self,
-        lease: SlotLease,
-        label: str,
-        num_sources: int,
-        slots: Sequence[int],
-        has_state: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:
-        """Both columns of a bucket's rows; a combined label has the rows of all its sources."""
-        rows = lease.bucket.rows * num_sources
-        if lease.bucket.rows > self._max_rows:
-            raise ValueError(
-                f"a bucket of {lease.bucket.rows} rows; buffers were claimed for {self._max_rows}"
-            )
-        columns = self._columns(lease.slot, label, num_sources)
-        for column, values in zip(columns, (slots, has_state), strict=True):
-            padded = np.zeros(rows, dtype=np.int64)
-            padded[: len(values)] = values
-            column[:rows].copy_(self._backend.upload(padded))
-        return columns[0][:rows], columns[1][:rows]
-
-    def _columns(self, slot: int, label: str, num_sources: int) -> tuple[Tensor, Tensor]:
-        found = self._buffers.get((slot, label))
-        if found is None:
-            shape = (self._max_rows * num_sources,)
-            zeros = self._backend.zeros
-            found = zeros(shape, torch.int64), zeros(shape, torch.bool)
-            self._buffers[slot, label] = found
-        return found
+    times, rows = len(sources), lease.bucket.rows
+    slots = np.full(times * rows, SINK_SLOT, dtype=np.int64)
+    has_state = np.zeros(times * rows, dtype=np.bool_)
+    for index, places in enumerate(sources):
+        at = index * rows
+        slots[at : at + len(places)] = [slot for slot, _ in places]
+        has_state[at : at + len(places)] = [known for _, known in places]
+    return (
+        buffers.rows(lease, f"{label}.slots", slots, SINK_SLOT, times),
+        buffers.rows(lease, f"{label}.has_state", has_state, 0, times),
+    )

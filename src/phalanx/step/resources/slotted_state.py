@@ -8,19 +8,24 @@ removal, moves and steps may come from several threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import DEFAULT_LABEL, Fork, ResourceStep, Segment, StepContext
-from phalanx.step.lease import BufferClaim
+from phalanx.step.lease import BufferClaim, SlotLease
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import Evictable, Growing, Resource, ResourceConfig
 from phalanx.step.resources.kv_cache import KV_TAG
 from phalanx.step.resources.layout import rows_by_label
-from phalanx.step.resources.slot_plan import SlotPlan, SlotPlanBuffers, SlotRows
+from phalanx.step.resources.slot_buffers import SlotBuffers
+from phalanx.step.resources.slot_plan import (
+    Place,
+    SlotPlan,
+    SlotRows,
+    captured_rows,
+    eager_rows,
+)
 from phalanx.step.resources.slot_storage import SINK_SLOT, Contents, SlotStorage
 from phalanx.step.resources.slot_table import SlotReservation, SlotStream, SlotTable, StreamKey
 
@@ -30,13 +35,15 @@ class StateStep(ResourceStep):
     """The streams that a step works on, one row each; a segment of span 0 reads and leaves no mark.
 
     Forks and combined labels are as in a step on the paged cache. There is no step that leaves its
-    state uncommitted: what the forward writes is there at once.
+    state uncommitted: what the forward writes is there at once. Captured, a step has a plan of each
+    of the `labels`, also without rows.
     """
 
     segments: tuple[Segment, ...]
     combined_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pre_forks: tuple[Fork, ...] = ()
     post_forks: tuple[Fork, ...] = ()
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
 
     def touched(self) -> list[StreamKey]:
         """Every stream that the step reads or writes, once."""
@@ -63,7 +70,7 @@ class SlottedState(Resource, Growing, Evictable):
         self._storage = storage
         self._backend = backend
         self._table = SlotTable(max_slots)
-        self._buffers = SlotPlanBuffers(backend)
+        self._buffers = SlotBuffers(backend)
         self._num_host_slots = num_host_slots
         self._num_host_free = num_host_slots
         self._lock = threading.RLock()
@@ -142,12 +149,7 @@ class SlottedState(Resource, Growing, Evictable):
                 source, target = (fork.request_id, fork.source), (fork.request_id, fork.target)
                 copies.append((self._find(source).slot, self._find(target).slot))
                 forked[target] = forked.get(source, self._find(source).has_state)
-            captured = ctx.lease is not None
-            groups = rows_by_label(step.segments, step.combined_labels, always=captured)
-            by_label = {
-                label: self._rows(label, rows, forked, step, ctx) for label, rows in groups.items()
-            }
-            return SlotPlan(by_label, tuple(copies))
+            return SlotPlan(self._by_label(step, ctx.lease, forked), tuple(copies))
 
     def begin(self, step: ResourceStep, ctx: StepContext) -> None:
         plan = ctx.plan_results[self.key]
@@ -235,24 +237,30 @@ class SlottedState(Resource, Growing, Evictable):
             free = not table.streams and table.num_free == table.max_slots
             return free and self._num_host_free == self._num_host_slots
 
-    def _rows(
-        self,
-        label: str,
-        rows: tuple[Segment, ...],
-        forked: Mapping[StreamKey, bool],
-        step: StateStep,
-        ctx: StepContext,
-    ) -> SlotRows:
+    def _by_label(
+        self, step: StateStep, lease: SlotLease | None, forked: Mapping[StreamKey, bool]
+    ) -> dict[str, SlotRows]:
+        always = () if lease is None else step.labels
+        groups = rows_by_label(step.segments, step.combined_labels, always)
+        if lease is None:
+            return {
+                label: eager_rows(self._places(rows, forked), rows, self._backend)
+                for label, rows in groups.items()
+            }
+        planned: dict[str, SlotRows] = {}
+        for label, rows in groups.items():
+            names = step.combined_labels.get(label, (label,))
+            sources = [self._places(groups.get(name, ()), forked) for name in names]
+            planned[label] = SlotRows(*captured_rows(label, sources, lease, self._buffers), rows)
+        return planned
+
+    def _places(self, rows: Sequence[Segment], forked: Mapping[StreamKey, bool]) -> list[Place]:
         keys = [(row.request_id, row.label) for row in rows]
-        slots = [self._find(key).slot for key in keys]
-        has_state = [forked.get(key, self._find(key).has_state) for key in keys]
-        if ctx.lease is None:
-            upload = self._backend.upload
-            columns = upload(np.array(slots, np.int64)), upload(np.array(has_state, np.bool_))
-        else:
-            sources = len(step.combined_labels.get(label, (label,)))
-            columns = self._buffers.fill(ctx.lease, label, sources, slots, has_state)
-        return SlotRows(*columns, rows)
+        streams = [self._find(key) for key in keys]
+        return [
+            (stream.slot, forked.get(key, stream.has_state))
+            for key, stream in zip(keys, streams, strict=True)
+        ]
 
     def _find(self, key: StreamKey) -> SlotStream:
         rid, label = key
