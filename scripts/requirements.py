@@ -1,6 +1,7 @@
 """Writes `docs/requirements.md`: which test stands for which numbered requirement.
 
-A test names the numbers that it proves at the head of its own name: `test_r50_s11_a_closed_...`.
+A test names the numbers that it proves at the head of its own name: `test_r50_s11_a_closed_...`, or
+for the step engine `test_rule_2_17_3_...`, `test_item_8_5_12_...`, `test_defect_8_6_1_...`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "requirements.md"
+NUMBER = r"(?:(?:rule_2_17|item_8_5|defect_8_6)_\d+|[ers]\d+|item\d+)"
 HEAD = """# Requirements and their tests
 
 Numbers are those of the requirement lists that Phalanx is built to. Each names the tests that fail
@@ -30,8 +32,8 @@ def numbered_tests() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
-            head = re.match(r"test((?:_[ers]\d+|_item\d+)+)", node.name)
-            for number in head[1].split("_")[1:] if head else ():
+            head = re.match(rf"test((?:_{NUMBER})+)", node.name)
+            for number in re.findall(NUMBER, head[1]) if head else ():
                 found[number].append(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
     return dict(sorted(found.items(), key=lambda entry: _order(entry[0])))
 
@@ -39,12 +41,17 @@ def numbered_tests() -> dict[str, list[str]]:
 def page() -> str:
     """The whole text of the page."""
     rows = [
-        f"| {number.upper().replace('ITEM', 'item ')} | "
-        + "<br>".join(f"`{test}`" for test in tests)
-        + " |\n"
+        f"| {_shown(number)} | " + "<br>".join(f"`{test}`" for test in tests) + " |\n"
         for number, tests in numbered_tests().items()
     ]
     return HEAD + "".join(rows)
+
+
+def _shown(number: str) -> str:
+    kind, _, places = number.partition("_")
+    if places:
+        return f"{kind} {places.replace('_', '.')}"
+    return number.upper().replace("ITEM", "item ")
 
 
 def _order(number: str) -> tuple[str, int]:
