@@ -10,6 +10,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.generate import LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import BodyDecoder, refuse_unsupported
+from phalanx.wire.bootstrap import Bootstrap
 from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import (
     Extras,
@@ -17,6 +18,7 @@ from phalanx.wire.openai.sampling import (
     ResponseFormat,
     SharedBody,
     StreamOptions,
+    body_bootstraps,
     check_shared,
     extras,
     include_usage,
@@ -102,6 +104,11 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def add_generation_prompt(self) -> bool:
         return self.body.add_generation_prompt is not False
+
+    @property
+    def bootstraps(self) -> list[Bootstrap | None]:
+        """How a router pairs each prompt."""
+        return body_bootstraps(self.body, 1)
 
     @property
     def names(self) -> dict[str, str]:

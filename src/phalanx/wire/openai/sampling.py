@@ -10,6 +10,7 @@ import msgspec
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import refuse_unsupported
+from phalanx.wire.bootstrap import Bootstrap, Hosts, Numbers, bootstraps
 from phalanx.wire.sampling import bias_pairs, string_tuple
 
 
@@ -69,6 +70,9 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sampling_seed: int | None = None
     rid: str | None = None
     priority: int | None = None
+    bootstrap_host: Hosts = None
+    bootstrap_port: Numbers = None
+    bootstrap_room: Numbers = None
     return_token_ids: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None
@@ -93,9 +97,6 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     return_routed_experts: Any = None
     return_cached_tokens_details: Any = None
     return_sampling_mask: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
     data_parallel_rank: Any = None
     custom_logit_processor: Any = None
     custom_params: Any = None
@@ -169,6 +170,11 @@ def check_shared(body: SharedBody) -> None:
                 "stream_options.continuous_usage_stats is not supported; use include_usage",
                 field="stream_options.continuous_usage_stats",
             )
+
+
+def body_bootstraps(body: SharedBody, count: int) -> list[Bootstrap | None]:
+    """How a router pairs each of `count` prompts."""
+    return bootstraps(body.bootstrap_host, body.bootstrap_port, body.bootstrap_room, count)
 
 
 def shared_names(body: SharedBody) -> dict[str, str]:

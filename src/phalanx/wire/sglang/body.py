@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from phalanx.wire.bootstrap import Hosts, Numbers
+
 Ids = list[int | list[int]]
 """Token ids of one prompt, or of several."""
 
@@ -56,6 +58,9 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_prompt_token_ids: bool | None = None
     priority: int | list[int | None] | None = None
     model: str | None = None
+    bootstrap_host: Hosts = None
+    bootstrap_port: Numbers = None
+    bootstrap_room: Numbers = None
     # Accepted without effect: they steer caches, routing or logs that a lone server does not have.
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
@@ -80,9 +85,6 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_flat_raw_top_logprobs: Any = None
     return_flat_raw_top_logprobs_b64: Any = None
     return_flat_raw_output_top_logprobs: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
     bootstrap_pair_key: Any = None
     routed_dp_rank: Any = None
     data_parallel_rank: Any = None

@@ -10,6 +10,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.generate import GenerateRequest, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import BodyDecoder, refuse_unsupported
+from phalanx.wire.bootstrap import Bootstrap, bootstraps
 from phalanx.wire.sampling import bias_pairs, string_tuple
 from phalanx.wire.sglang.body import (
     NEUTRAL,
@@ -29,6 +30,7 @@ class PromptCall(msgspec.Struct, frozen=True, kw_only=True):
 
     request: GenerateRequest
     rid: str | None = None
+    bootstrap: Bootstrap | None = None
 
 
 class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,9 @@ def parse_generate(body: bytes) -> GenerateCall:
     ]
     logprobs = _logprobs(parsed, count, batch)
     priorities = _each(parsed.priority, count, batch, "priority")
+    pairings = bootstraps(
+        parsed.bootstrap_host, parsed.bootstrap_port, parsed.bootstrap_room, count
+    )
     prompts = tuple(
         PromptCall(
             request=GenerateRequest(
@@ -69,6 +74,7 @@ def parse_generate(body: bytes) -> GenerateCall:
                 priority=priorities[at] or 0,
             ),
             rid=rids[at],
+            bootstrap=pairings[at],
         )
         for at in range(count)
     )
