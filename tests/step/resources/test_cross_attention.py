@@ -9,6 +9,7 @@ from torch.nn import functional
 from phalanx.device.operators.torch_operators import TorchOperators
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import Segment, StepContext
+from phalanx.step.lease import BucketKey, BufferClaim, SlotLease
 from phalanx.step.resources.cross_attention import CrossAttentionSpec, CrossAttentionStep
 from phalanx.step.resources.kv_cache import KVSpec, KVStep
 from tests.step.resources.cases import NODES, built, kv_config
@@ -32,8 +33,10 @@ class Contexts:
         self.kv, self.cross = built(*specs)
         self.keys, self.values = {}, {}
 
-    def begun(self, kv: KVStep, cross: CrossAttentionStep) -> StepContext:
-        ctx = StepContext((), "walk")
+    def begun(
+        self, kv: KVStep, cross: CrossAttentionStep, lease: SlotLease | None = None
+    ) -> StepContext:
+        ctx = StepContext((), "walk", lease)
         assert self.kv.admit(kv, ctx).ok
         ctx.plan_results["kv"] = self.kv.plan(kv, ctx)
         ctx.plan_results["cross"] = self.cross.plan(cross, ctx)
@@ -185,3 +188,85 @@ def test_labels_may_read_contexts_of_their_own(contexts):
     contexts.cross.select("both")
     mixed = contexts.cross.attend(torch.ones(2, H, D))
     assert mixed[:, 0].tolist() == pytest.approx([1.0, 3.0])
+
+
+def leased(contexts, rows: int, slot: int = 0, packed: bool = False, **spans: int) -> StepContext:
+    tokens = 6 if packed else rows * max(spans.values(), default=1)
+    lease = SlotLease(BucketKey("walk", rows, tokens, packed=packed), slot)
+    kv = KVStep(tuple(Segment(rid, 0, "context") for rid in spans), labels=("context",))
+    cross = CrossAttentionStep(tuple(Segment(rid, span) for rid, span in spans.items()))
+    return contexts.begun(kv, cross, lease)
+
+
+@pytest.fixture
+def captured(contexts):
+    claim = BufferClaim(num_slots=2, max_rows=4, max_tokens=8)
+    contexts.kv.claim_buffers(claim)
+    contexts.cross.claim_buffers(claim)
+    contexts.kv.ingest_request("empty", None)
+    contexts.kv.layer(0)[1][0] = 77.0
+    return contexts
+
+
+@pytest.mark.parametrize(
+    ("packed", "spans"),
+    [
+        (False, {"a": 1, "b": 1}),
+        (False, {"b": 2, "c": 2, "a": 2}),
+        (False, {"empty": 1, "a": 1}),
+        (True, {"a": 3, "b": 1}),
+        (True, {"c": 2, "empty": 1, "b": 3}),
+    ],
+)
+def test_a_captured_shape_gives_the_same_and_zeros_for_padding(captured, packed, spans):
+    ctx = leased(captured, 4, packed=packed, **spans)
+    plan = plans(ctx)
+    assert plan.paged.fixed
+    q = noise("q", plan.paged.slots.shape[0], H, D)
+    mixed = captured.cross.attend(q).view(-1, H, D)
+    at = 0
+    for rid, span in spans.items():
+        here = mixed[at : at + span]
+        if rid == "empty":
+            assert not here.any()
+        else:
+            expected = captured.expected(rid, q[at : at + span], 0)
+            torch.testing.assert_close(here, expected, rtol=1e-5, atol=1e-5)
+        at += span
+    assert not mixed[at:].any()
+
+
+def test_defect_8_6_13_padding_rows_take_no_page(captured):
+    free = captured.kv.num_free_pages
+    plan = plans(leased(captured, 4, a=1))
+    assert plan.paged.page_table[1:].eq(0).all()
+    assert captured.kv.num_free_pages == free
+
+
+def test_a_slot_is_written_again_only_for_another_layout(captured):
+    first = plans(leased(captured, 4, a=1, b=1))
+    table = first.paged.page_table
+    table[3] = 99
+    second = plans(leased(captured, 4, a=1, b=1))
+    assert second.paged.page_table.data_ptr() == table.data_ptr()
+    assert second.paged.page_table[3, 0] == 99, "an unchanged layout was written again"
+    assert second.paged is not first.paged
+    assert plans(leased(captured, 4, slot=1, a=1, b=1)).paged.page_table[3, 0] == 0
+    third = plans(leased(captured, 4, b=1, a=1))
+    assert third.paged.page_table.data_ptr() == table.data_ptr()
+    assert third.paged.page_table[3, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ({"a": 1, "b": 2}, "a row of 1 tokens in a capture of 2"),
+        ({"a": 1}, "more than the 1 pages"),
+    ],
+)
+def test_what_a_captured_shape_cannot_hold_is_refused(captured, spans, message):
+    lease = SlotLease(BucketKey("walk", 2, 2 * max(spans.values())), 0)
+    kv = KVStep(tuple(Segment(rid, 0, "context") for rid in spans), labels=("context",))
+    segments = tuple(Segment(rid, span) for rid, span in spans.items())
+    with pytest.raises(ConfigurationError, match=message):
+        captured.begun(kv, CrossAttentionStep(segments, max_context=4), lease)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import Segment, StepContext
+from phalanx.step.lease import BucketKey, BufferClaim, SlotLease
 from phalanx.step.resources.ragged_attention import RaggedAttentionSpec, RaggedStep
 from tests.step.resources.cases import NODES, built
 
@@ -76,3 +77,34 @@ def test_segments_of_nothing_are_left_out():
     ragged = begun(RaggedStep((Segment("a", 0), Segment("b", 2), Segment("c", 0))))
     q = random(2, 1, 1)
     assert ragged.attend(q, q, q).shape == (2, 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("packed", "layout"),
+    [(False, [("a", 3), ("b", 3)]), (True, [("a", 2), ("b", 4), ("c", 1)]), (True, [("a", 1)])],
+    ids=str,
+)
+def test_a_captured_shape_gives_the_same(packed, layout, causal):
+    (ragged,) = built(RaggedAttentionSpec("ragged", NODES, causal))
+    ragged.claim_buffers(BufferClaim(num_slots=1, max_rows=4, max_tokens=12))
+    lease = SlotLease(BucketKey("walk", 4, 12, packed=packed), 0)
+    step, ctx = RaggedStep(tuple(Segment(*one) for one in layout)), StepContext((), "walk", lease)
+    ctx.plan_results["ragged"] = ragged.plan(step, ctx)
+    ragged.begin(step, ctx)
+    real = sum(span for _, span in layout)
+    q, k, v = random(12, 4, 1), random(12, 2, 2), random(12, 2, 3)
+    mixed = ragged.attend(q, k, v)
+    eager = begun(step, causal=causal).attend(q[:real], k[:real], v[:real])
+    torch.testing.assert_close(mixed[:real], eager, rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(mixed).all()
+
+
+@pytest.mark.parametrize(("packed", "combined"), [(False, {}), (True, {"both": ("main", "image")})])
+def test_what_no_captured_shape_holds_is_refused(packed, combined):
+    (ragged,) = built(RaggedAttentionSpec("ragged", NODES))
+    lease = SlotLease(BucketKey("walk", 2, 4, packed=packed), 0)
+    ragged.claim_buffers(BufferClaim(num_slots=1, max_rows=2, max_tokens=4))
+    step = RaggedStep((Segment("a", 1), Segment("b", 3)), combined)
+    with pytest.raises(ConfigurationError, match="a batched one takes one of 2 tokens a row"):
+        ragged.plan(step, StepContext((), "walk", lease))

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
-from phalanx.device.operators.base import Operators, PagedPlan
+from phalanx.device.operators.base import Operators
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, Segment, StepContext
-from phalanx.step.lease import SlotLease
+from phalanx.step.lease import BufferClaim, SlotLease
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceSpec
+from phalanx.step.resources.context_plan import (
+    ContextPlan,
+    ContextRow,
+    context_plan,
+    fixed_context_plan,
+)
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.step.resources.kv_plan import KVPlan
 from phalanx.step.resources.layout import rows_by_label
-from phalanx.step.resources.page_pool import SINK_PAGE
+from phalanx.step.resources.slot_buffers import SlotBuffers
 
 CONTEXT_LABEL = "context"
 
@@ -49,23 +54,15 @@ class CrossAttentionSpec(ResourceSpec):
 class CrossAttentionStep(ResourceStep):
     """Who asks: the query tokens of each row, in layout order; none where a step only writes.
 
-    Queries of a label named in `contexts` read another stream than the resource's own. Combined
-    labels are as on a cache.
+    Queries of a label named in `contexts` read another stream than the resource's own. The rest is
+    as in a step on the cache.
     """
 
     segments: tuple[Segment, ...] = ()
     contexts: Mapping[str, str] = field(default_factory=dict)
     combined_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ContextPlan:
-    """One label's queries. `answered` is False for tokens whose context is empty, or None where
-    there are none: they read the sink and get zeros.
-    """
-
-    paged: PagedPlan
-    answered: Tensor | None
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
+    max_context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,19 +76,9 @@ class CrossPlan:
     contexts: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row of queries and the context that it reads: equal rows have equal plans."""
-
-    request_id: str
-    span: int
-    length: int
-    generation: int
-    pages: tuple[int, ...]
-
-
 _Key = tuple[int | None, str]
 """(lease slot, label)."""
+_Fingerprint = tuple[SlotLease | None, int | None, list[list[ContextRow]]]
 
 
 class CrossAttention(Resource):
@@ -106,7 +93,8 @@ class CrossAttention(Resource):
         self._cache = cache
         self._backend = backend
         self._scale = 1.0 / math.sqrt(cache.config.head_dim)
-        self._known: dict[_Key, tuple[SlotLease | None, list[_Row], ContextPlan]] = {}
+        self._buffers = SlotBuffers(backend)
+        self._known: dict[_Key, tuple[_Fingerprint, ContextPlan]] = {}
         self._plan = CrossPlan({}, {}, {})
         self._label = DEFAULT_LABEL
         self._asked = self._written = 0
@@ -115,15 +103,20 @@ class CrossAttention(Resource):
         assert isinstance(step, CrossAttentionStep)
         kv = ctx.plan_results[self._spec.kv_cache]
         assert isinstance(kv, KVPlan)
-        groups = rows_by_label(step.segments, step.combined_labels)
-        by_label: dict[str, ContextPlan] = {}
-        for label, segments in groups.items():
-            rows = self._rows(segments, step.contexts, kv)
-            known = self._known.get((None, label))
-            if known is None or known[1] != rows:
-                known = ctx.lease, rows, _context_plan(rows, self._backend)
-                self._known[None, label] = known
-            by_label[label] = known[2]
+        always = () if ctx.lease is None else step.labels
+        groups = rows_by_label(step.segments, step.combined_labels, always)
+        by_label = {
+            label: self._planned(
+                label,
+                [
+                    self._rows(groups.get(source, ()), step.contexts, kv)
+                    for source in step.combined_labels.get(label, (label,))
+                ],
+                step,
+                ctx.lease,
+            )
+            for label in groups
+        }
         slots = {label: plan.slots for label, plan in kv.by_label.items()}
         return CrossPlan(by_label, slots, step.contexts)
 
@@ -161,14 +154,41 @@ class CrossAttention(Resource):
             return mixed
         return torch.where(plan.answered[:, None], mixed, torch.zeros_like(mixed))
 
+    def _planned(
+        self,
+        label: str,
+        sources: list[list[ContextRow]],
+        step: CrossAttentionStep,
+        lease: SlotLease | None,
+    ) -> ContextPlan:
+        """The plan of a label's rows; the last one again if nothing of them has changed."""
+        key = None if lease is None else lease.slot, label
+        fingerprint = lease, step.max_context, sources
+        known = self._known.get(key)
+        if known is not None and known[0] == fingerprint:
+            # What operators keep of a plan is part of one capture: each has an object of its own.
+            return known[1] if lease is None else replace(known[1], paged=replace(known[1].paged))
+        if lease is None:
+            plan = context_plan([row for rows in sources for row in rows], self._backend)
+        else:
+            config = self._cache.config
+            tokens = config.max_seq_len if step.max_context is None else step.max_context
+            num_pages = config.pages_for(tokens)
+            plan = fixed_context_plan(label, sources, lease, self._buffers, num_pages)
+        self._known[key] = fingerprint, plan
+        return plan
+
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        self._buffers.claim(claim)
+
     def _rows(
         self, segments: Sequence[Segment], contexts: Mapping[str, str], kv: KVPlan
-    ) -> list[_Row]:
+    ) -> list[ContextRow]:
         places = {
             label: {row.request_id: at for at, row in enumerate(rows)}
             for label, rows in kv.rows.items()
         }
-        rows: list[_Row] = []
+        rows: list[ContextRow] = []
         for segment in segments:
             rid = segment.request_id
             label = contexts.get(segment.label, self._spec.context_label)
@@ -178,33 +198,7 @@ class CrossAttention(Resource):
                     f"cross-attention {self.key!r}: request {rid!r} has no segment {label!r} on "
                     f"{self._spec.kv_cache!r}; declare one of span 0 to read its context"
                 )
-            length = kv.by_label[label].lens[place]
+            length = kv.starts[label][place] + kv.rows[label][place].span
             seen = self._cache.pages(rid, label, length)
-            rows.append(_Row(rid, segment.span, length, seen.generation, seen.pages))
+            rows.append(ContextRow(rid, segment.span, length, seen.generation, seen.pages))
         return rows
-
-
-def _context_plan(rows: Sequence[_Row], backend: DeviceBackend) -> ContextPlan:
-    spans = [row.span for row in rows]
-    starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(spans, out=starts[1:])
-    # An empty context reads one token of the sink, which is then put aside.
-    lens = [row.length or 1 for row in rows]
-    pages = [row.pages or (SINK_PAGE,) for row in rows]
-    table = np.full((len(rows), max((len(one) for one in pages), default=1)), SINK_PAGE, np.int32)
-    for row, numbers in enumerate(pages):
-        table[row, : len(numbers)] = numbers
-    answered = None
-    if any(row.length == 0 for row in rows):
-        answered = backend.upload(np.repeat([row.length > 0 for row in rows], spans))
-    paged = PagedPlan(
-        slots=backend.upload(np.empty(0, dtype=np.int64)),
-        query_starts=backend.upload(starts),
-        page_table=backend.upload(table),
-        kv_lens=backend.upload(np.array(lens, dtype=np.int32)),
-        spans=tuple(spans),
-        lens=tuple(lens),
-        num_single=next((at for at, span in enumerate(spans) if span != 1), len(spans)),
-        causal=False,
-    )
-    return ContextPlan(paged, answered)
