@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.device.operators.base import HeadLayout, Operators, PagedPlan
+from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, StepContext
+from phalanx.step.lease import BufferClaim
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceSpec
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.step.resources.kv_plan import KVPlan
@@ -49,6 +51,13 @@ class PagedAttention(Resource):
         self._plan = KVPlan({}, {}, {})
         self._label = DEFAULT_LABEL
         self._layer = 0
+
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        if not self._operators.capturable:
+            raise ConfigurationError(
+                f"attention {self.key!r} uses {self._operators.name} operators, which cannot be "
+                "captured; use native_operators='off', or do not capture"
+            )
 
     def plan(self, step: ResourceStep, ctx: StepContext) -> KVPlan:
         plan = ctx.plan_results[self._kv_key]

@@ -50,6 +50,11 @@ class TokenHistory:
         self._counts[token] += 1.0
         self._seen[token] = True
 
+    def copy_to(self, counts: Tensor, seen: Tensor) -> None:
+        """Write the counts, float32 [vocabulary], and what was seen, bool [vocabulary]."""
+        counts.copy_(self._counts)
+        seen.copy_(self._seen)
+
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """Change one row of float32 logits [vocabulary] in place."""
         if penalties.repetition != 1.0:

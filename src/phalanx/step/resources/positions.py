@@ -14,8 +14,10 @@ from torch import Tensor
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import DEFAULT_LABEL, Fork, ResourceStep, Segment, StepContext
+from phalanx.step.lease import BufferClaim
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, AdmitRuntimeError
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceConfig, ResourceSpec
+from phalanx.step.resources.slot_buffers import SlotBuffers
 
 
 class PositionScheme(enum.Enum):
@@ -56,7 +58,8 @@ class PositionStep(ResourceStep):
     Forks are those of the step on the cache: a target goes on where its source stands. `ids` are
     positions to use instead of the counters': of the tokens of each label that it names, or a bare
     array where the step has one label. `advance` says how far each segment moves its counter,
-    instead of what the scheme says.
+    instead of what the scheme says. Captured, the `labels` come first, in this order, also without
+    rows.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +68,7 @@ class PositionStep(ResourceStep):
     post_forks: tuple[Fork, ...] = ()
     ids: Ids | Mapping[str, Ids] | None = None
     advance: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = (DEFAULT_LABEL,)
 
     def __post_init__(self) -> None:
         if self.advance is not None and len(self.advance) != len(self.segments):
@@ -107,6 +111,7 @@ class Positions(Resource):
         self._backend = backend
         self._lock = threading.Lock()
         self._next: dict[str, dict[str, int]] = {}
+        self._buffers = SlotBuffers(backend)
         self.skips = spec.scheme is PositionScheme.SEQUENTIAL
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
@@ -118,9 +123,24 @@ class Positions(Resource):
             self._next.pop(rid, None)
 
     def plan(self, step: ResourceStep, ctx: StepContext) -> Tensor:
-        """Positions of the step's tokens, int64 [tokens], in segment order."""
+        """Positions of the step's tokens, int64 [tokens], in segment order; captured, label after
+        label, each with all tokens of the bucket.
+        """
         assert isinstance(step, PositionStep)
-        return self._backend.upload(self._numbers(step))
+        numbers = self._numbers(step)
+        if ctx.lease is None:
+            return self._backend.upload(numbers)
+        labels = list(dict.fromkeys((*step.labels, *(one.label for one in step.segments))))
+        size = ctx.lease.bucket.tokens
+        padded = np.zeros(len(labels) * size, dtype=np.int64)
+        for index, label in enumerate(labels if step.segments else ()):
+            own = numbers[_tokens_of(label, step.segments)]
+            padded[index * size : index * size + len(own)] = own
+        name = f"positions.{len(labels)}"
+        return self._buffers.tokens(ctx.lease, name, padded, 0, len(labels))
+
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        self._buffers.claim(claim)
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         assert isinstance(step, PositionStep)

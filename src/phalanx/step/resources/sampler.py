@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.declaration import ResourceStep, StepContext
+from phalanx.step.lease import BufferClaim
 from phalanx.step.resources.base import BuildInfo, Resource, ResourceConfig, ResourceSpec
+from phalanx.step.resources.captured_sampling import (
+    CapturedRows,
+    RowSettings,
+    captured_rows,
+    sample_captured,
+)
 from phalanx.step.resources.penalties import Penalties, TokenHistory
 from phalanx.step.resources.sampling import RowFilter, draw, uniform
+from phalanx.step.resources.slot_buffers import SlotBuffers
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,14 @@ class SamplerConfig(ResourceConfig):
 
 @dataclass(frozen=True)
 class SamplerStep(ResourceStep):
-    """The requests that sample in this step, one row of logits each, in this order."""
+    """The requests that sample in this step, one row of logits each, in this order.
+
+    Captured, every row of the bucket has a row of logits, and the tokens of other requests mean
+    nothing; `greedy_only` captures no more than the most likely token.
+    """
 
     request_ids: tuple[str, ...]
+    greedy_only: bool = False
 
 
 @dataclass
@@ -62,6 +75,27 @@ class _State:
     history: TokenHistory | None
     bias_ids: Tensor | None = None
     bias_values: Tensor | None = None
+
+    @property
+    def forbids(self) -> bool:
+        return bool(self.config.forbidden) and self.offset < self.config.forbidden_until
+
+    def settings(self) -> RowSettings:
+        """What the next draw of a captured row depends on."""
+        row = self.config.row
+        return RowSettings(
+            row,
+            0.0 if row.greedy else uniform(self.config.seed, self.offset),
+            self.config.penalties,
+            adjusts=self.forbids or self.bias_ids is not None,
+        )
+
+    def bias(self, row: Tensor) -> None:
+        """Add bias and prohibitions to a row of float32 logits."""
+        if self.bias_ids is not None and self.bias_values is not None:
+            row.index_add_(0, self.bias_ids, self.bias_values)
+        if self.forbids:
+            row[list(self.config.forbidden)] = -torch.inf
 
 
 class Sampler(Resource):
@@ -75,6 +109,8 @@ class Sampler(Resource):
         self._states: dict[str, _State] = {}
         self._rows: list[_State] = []
         self._tokens: Tensor | None = None
+        self._buffers = SlotBuffers(backend)
+        self._captured: CapturedRows | None = None
 
     def ingest_request(self, rid: str, config: ResourceConfig | None) -> None:
         assert isinstance(config, SamplerConfig)
@@ -102,11 +138,40 @@ class Sampler(Resource):
         with self._lock:
             self._states.pop(rid, None)
 
+    def claim_buffers(self, claim: BufferClaim) -> None:
+        self._buffers.claim(claim)
+
+    def plan(self, step: ResourceStep, ctx: StepContext) -> CapturedRows | None:
+        assert isinstance(step, SamplerStep)
+        if ctx.lease is None:
+            return None
+        with self._lock:
+            states = [self._states[rid] for rid in step.request_ids]
+        at = tuple(ctx.request_ids.index(rid) for rid in step.request_ids)
+        settings = [RowSettings() for _ in ctx.request_ids]
+        for row, state in zip(at, states, strict=True):
+            settings[row] = state.settings()
+        rows = captured_rows(ctx.lease, self._buffers, self._vocab_size, settings, at)
+        for row, state in zip(at, states, strict=True):
+            if settings[row].adjusts:
+                state.bias(rows.bias[row].zero_())
+        return replace(rows, greedy_only=step.greedy_only)
+
     def begin(self, step: ResourceStep, ctx: StepContext) -> None:
         assert isinstance(step, SamplerStep)
         with self._lock:
             self._rows = [self._states[rid] for rid in step.request_ids]
         self._tokens = None
+        self._captured = None if ctx.lease is None else ctx.plan_results[self.key]
+        if self._captured is not None:
+            self._begin_captured(self._captured)
+
+    def _begin_captured(self, rows: CapturedRows) -> None:
+        for row, state in zip(rows.at, self._rows, strict=True):
+            if state.history is not None:
+                state.history.copy_to(rows.counts[row], rows.seen[row])
+        # A replay leaves the tokens there without coming by `sample`.
+        self._tokens = rows.tokens
 
     def sample(self, logits: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Tokens of the planned rows, int64 [rows].
@@ -114,11 +179,15 @@ class Sampler(Resource):
         `logits` is [rows, vocabulary] and is left as it is; `allowed` is a bool mask of the same
         shape (structured output) or None.
         """
-        if logits.shape != (len(self._rows), self._vocab_size):
+        captured = self._captured
+        num_rows = len(self._rows) if captured is None else len(captured.tokens)
+        if logits.shape != (num_rows, self._vocab_size):
             raise ValueError(
-                f"logits of shape {tuple(logits.shape)} for {len(self._rows)} sampled rows and a "
+                f"logits of shape {tuple(logits.shape)} for {num_rows} sampled rows and a "
                 f"vocabulary of {self._vocab_size}"
             )
+        if captured is not None:
+            return sample_captured(captured, logits, allowed)
         adjusted = self._adjusted(logits, allowed)
         draws = [
             0.0 if state.config.row.greedy else uniform(state.config.seed, state.offset)
@@ -129,10 +198,11 @@ class Sampler(Resource):
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         rows, tokens = self._rows, self._tokens
-        self._rows, self._tokens = [], None
+        at = range(len(rows)) if self._captured is None else self._captured.at
+        self._rows, self._tokens, self._captured = [], None, None
         if tokens is None:
             return
-        for index, state in enumerate(rows):
+        for index, state in zip(at, rows, strict=True):
             state.offset += 1
             if state.history is not None:
                 state.history.add(tokens[index])
@@ -155,14 +225,10 @@ class Sampler(Resource):
 
     @staticmethod
     def _adjusts(state: _State) -> bool:
-        forbids = state.config.forbidden and state.offset < state.config.forbidden_until
-        return bool(state.history is not None or state.bias_ids is not None or forbids)
+        return state.history is not None or state.bias_ids is not None or state.forbids
 
     @staticmethod
     def _adjust_row(row: Tensor, state: _State) -> None:
         if state.history is not None:
             state.history.penalize(row, state.config.penalties)
-        if state.bias_ids is not None and state.bias_values is not None:
-            row.index_add_(0, state.bias_ids, state.bias_values)
-        if state.offset < state.config.forbidden_until:
-            row[list(state.config.forbidden)] = -torch.inf
+        state.bias(row)
