@@ -86,3 +86,10 @@ def test_tokens_land_behind_those_that_are_stored(sizes, data):
         count = -(-length // PAGE)
         assert table[:count] == streams[rid].pages[:count].tolist()
         assert set(table[count:]) <= {0}
+
+
+def test_a_step_says_whether_its_new_tokens_see_later_ones():
+    streams = {"a": {"main": stream([3], 1)}}
+    for causal in (True, False):
+        step = KVStep((Segment("a", 2),), causal=causal)
+        assert build_plans(step, streams, PAGE, CpuBackend()).by_label["main"].causal is causal

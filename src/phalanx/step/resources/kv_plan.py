@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,9 +58,10 @@ def build_plans(
         if isinstance(target, StaticTarget):
             sources = step.combined_labels.get(label, (label,))
             paired = [_paired(rows.get(source, ()), streams) for source in sources]
-            plans[label] = fixed_plan(label, paired, page_size, target)
+            plan = fixed_plan(label, paired, page_size, target)
         else:
-            plans[label] = _paged_plan([row.span for row in group], chosen, page_size, target)
+            plan = _paged_plan([row.span for row in group], chosen, page_size, target)
+        plans[label] = plan if step.causal else replace(plan, causal=False)
     return KVPlan(plans, rows, starts, copies)
 
 

@@ -69,6 +69,7 @@ class KVStep(ResourceStep):
     request, one after another: `{"guided": ("prompt", "image")}`. `pre_forks` are copied before
     the forward, `post_forks` after it with the step's tokens in; whole pages are copied, not shared.
 
+    Each new token sees those before it, or, if not `causal`, all new ones of its row too.
     Captured, a step has a plan of each of the `labels`, also without rows, and attention looks at
     `max_context` tokens a row (None: at as many as a sequence may have), masked by what there is.
     """
@@ -80,3 +81,4 @@ class KVStep(ResourceStep):
     post_forks: tuple[Fork, ...] = ()
     labels: tuple[str, ...] = (DEFAULT_LABEL,)
     max_context: int | None = None
+    causal: bool = True
