@@ -123,6 +123,7 @@ def idle(loop: LoopStatistics) -> LoopStatistics:
         loop,
         num_running=0,
         num_waiting=0,
+        num_offloaded=0,
         last_batch_size=0,
         pool_used_tokens=0,
         pool_cached_tokens=0,

@@ -16,7 +16,8 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_generated_tokens` and `num_prompt_tokens` count computed work, `num_cached_tokens` prompt
     tokens that were found in the cache instead, `num_retractions` requests pushed back,
-    `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the cache,
+    `num_offloads` and `num_reloads` requests whose state was moved to the host and brought back,
+    `num_offloaded` those that wait with it there, `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the cache,
     `pool_used_tokens` the part of it that requests hold, and `pool_cached_tokens` the part that is
     kept for requests to come and given up when room is needed. `stage_s` has the host seconds that
     each stage of the steps took, where `RuntimeConfig.step_timings` asks for it.
@@ -29,6 +30,9 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_retractions: int = 0
+    num_offloads: int = 0
+    num_reloads: int = 0
+    num_offloaded: int = 0
     last_batch_size: int = 0
     pool_tokens: int = 0
     pool_used_tokens: int = 0

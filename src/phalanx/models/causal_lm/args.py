@@ -11,6 +11,7 @@ from phalanx.errors import ConfigurationError
 
 QUANTIZATIONS = (None, "int8")
 NATIVE_OPERATORS = ("auto", "off", "required")
+EVICTIONS = ("lru", "priority")
 TRANSFERS = ("shm", "tcp")
 
 
@@ -27,6 +28,10 @@ class CausalLMArgs(EntryArgs):
     `int8` for weights of 8 bits with activations quantized per token. `prefix_cache` keeps what
     was computed while there is room, and computes of a prompt only what no earlier one began with.
 
+    `host_pool_tokens` tokens of host memory take the state of requests that were moved out of the
+    cache for want of room; what does not fit there is computed again. `eviction`: who is moved
+    first, `lru` for those computed longest ago, `priority` for those that hold most of the cache.
+
     `transfer`: how another engine reads what this one hands over: `shm` on the same machine, `tcp`
     at `transfer_host`, an address of this machine. It is kept for at most `transfer_ttl_s`.
     """
@@ -40,6 +45,8 @@ class CausalLMArgs(EntryArgs):
     native_operators: str = "auto"
     quantization: str | None = None
     prefix_cache: bool = True
+    host_pool_tokens: int = 0
+    eviction: str = "lru"
     transfer: str = "shm"
     transfer_host: str = "127.0.0.1"
     transfer_ttl_s: float = 120.0
@@ -53,6 +60,13 @@ class CausalLMArgs(EntryArgs):
             raise ConfigurationError(f"context_length={self.context_length!r} must be positive")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigurationError(f"prefix_cache={self.prefix_cache!r} must be true or false")
+        host = self.host_pool_tokens
+        if isinstance(host, bool) or not isinstance(host, int) or host < 0:
+            raise ConfigurationError(
+                f"host_pool_tokens={host!r} must be a number of tokens, or 0 for none"
+            )
+        if self.eviction not in EVICTIONS:
+            raise ConfigurationError(f"eviction={self.eviction!r}; allowed: {EVICTIONS}")
         if self.transfer not in TRANSFERS:
             raise ConfigurationError(f"transfer={self.transfer!r}; allowed: {TRANSFERS}")
         if not self.transfer_host:

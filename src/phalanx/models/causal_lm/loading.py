@@ -15,6 +15,7 @@ from phalanx.device.operators.base import Operators
 from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
 from phalanx.errors import ConfigurationError
+from phalanx.loop.eviction import EVICTION_POLICIES
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.args import CausalLMArgs
@@ -107,10 +108,11 @@ def build_service(
         vocab_size=config.vocab_size,
         max_batch_size=args.max_batch_size,
     )
+    budget = Budget(args.max_step_tokens, args.max_batch_size)
     compiler = GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)
     return CausalLMService(
         engine,
-        StepLoop(engine, Budget(args.max_step_tokens, args.max_batch_size)),
+        StepLoop(engine, budget, EVICTION_POLICIES[args.eviction]()),
         node,
         limits,
         SequenceLimits(config.eos_ids, context_length),
@@ -162,6 +164,7 @@ def _specs(
         max_seq_len=context_length,
         dtype=get_engine_config().device.torch_dtype,
         prefix_cache=args.prefix_cache,
+        host_pages=-(-args.host_pool_tokens // args.page_size),
     )
     return [
         KVSpec("kv", nodes, cache, _transfer(args) if model.ranks.size == 1 else None),
