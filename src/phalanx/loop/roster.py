@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
 from phalanx.errors import ConfigurationError
 from phalanx.loop.request import LoopRequest, RequestState, Status, Work
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
-from phalanx.step.attempt import Attempt, attempt
+from phalanx.step.attempt import Attempt, attempt, attempt_each
 from phalanx.step.engine import StepEngine
 
 T = TypeVar("T")
@@ -18,6 +18,11 @@ T = TypeVar("T")
 
 def _rank(request: LoopRequest) -> tuple[int, int]:
     return request.rank
+
+
+def _take_delta(request: LoopRequest) -> object | None:
+    delta: object | None = request.state.take_delta()
+    return delta
 
 
 def _outcome(rid: str, state: RequestState, *, cancelled: bool) -> Final | Failed:
@@ -109,13 +114,18 @@ class Roster:
         if self.ask(request, request.state.push_back).error is None:
             self.renew(request)
 
-    def report(self, request: LoopRequest) -> None:
-        """Hand out what a request has produced, and ask what it wants next."""
-        taken = self.ask(request, request.state.take_delta)
-        if taken.value is not None:
-            self.events.append(Delta(request.rid, taken.value))
-        if taken.error is None:
-            self.renew(request)
+    def report(self, requests: Iterable[LoopRequest]) -> None:
+        """Hand out what requests have produced, and ask what they want next."""
+        wanting: list[LoopRequest] = []
+        for request, delta, error in attempt_each(_take_delta, requests):
+            if error is not None:
+                self.fail(request, error)
+                continue
+            wanting.append(request)
+            if delta is not None:
+                self.events.append(Delta(request.rid, delta))
+        for request, work, error in attempt_each(self._next_work_of, wanting):
+            self._renewed(request, work, error)
 
     def cancel(self, request: LoopRequest) -> None:
         """End it now, with what it has produced."""
@@ -161,11 +171,19 @@ class Roster:
 
     def renew(self, request: LoopRequest) -> None:
         """Ask what it wants next; it ends with nothing."""
-        made = self.ask(request, partial(self._next_work, request.state))
-        if made.value is not None:
-            request.work = made.value
-        elif made.error is None:
+        made = attempt(partial(self._next_work, request.state))
+        self._renewed(request, made.value, made.error)
+
+    def _renewed(self, request: LoopRequest, work: Work | None, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(request, error)
+        elif work is not None:
+            request.work = work
+        else:
             self.end(request, _outcome(request.rid, request.state, cancelled=False))
+
+    def _next_work_of(self, request: LoopRequest) -> Work | None:
+        return self._next_work(request.state)
 
     def _next_work(self, state: RequestState) -> Work | None:
         work = state.next_work()

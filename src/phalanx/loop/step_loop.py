@@ -17,7 +17,7 @@ from phalanx.loop.request import LoopRequest, RequestState
 from phalanx.loop.roster import Roster
 from phalanx.loop.scheduler import Budget, StepPlan, plan_step
 from phalanx.schema.events import Event
-from phalanx.step.attempt import attempt
+from phalanx.step.attempt import attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.engine import StepEngine
 
@@ -30,6 +30,11 @@ _LRU = LeastRecentlyUsed()
 def able(rows: Rows) -> Rows:
     """Those that can be computed now."""
     return tuple(row for row in rows if row[0].able)
+
+
+def _advanced(row: tuple[LoopRequest, int]) -> None:
+    request, span = row
+    request.state.advance(span)
 
 
 class StepLoop:
@@ -237,18 +242,18 @@ class StepLoop:
         """Account for a step that ran: advance its rows, hand out values, end who has ended."""
         roster = self._roster
         computed = {row.request_id for row in batch.live_rows()}
-        for request, span in sorted(rows, key=lambda row: row[0].turn):
+        in_turn = sorted(rows, key=lambda row: row[0].turn)
+        for request, _ in in_turn:
             request.turn = roster.next_turn()
-            if request.rid in computed:
-                made = attempt(partial(request.state.advance, span))
-                if made.error is not None:
-                    batch.register_failure(request.rid, made.error)
+        came_through = [row for row in in_turn if row[0].rid in computed]
+        for (request, _), _, error in attempt_each(_advanced, came_through):
+            if error is not None:
+                batch.register_failure(request.rid, error)
         self.num_steps += 1
         self.last_batch_size = len(computed)
         self._engine.check_stop(batch)
+        failed = batch.failed_requests
         for request, _ in rows:
-            error = batch.failed_requests.get(request.rid)
-            if error is not None:
-                roster.fail(request, error)
-            else:
-                roster.report(request)
+            if request.rid in failed:
+                roster.fail(request, failed[request.rid])
+        roster.report([request for request, _ in rows if request.rid not in failed])
