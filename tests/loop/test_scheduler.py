@@ -127,7 +127,7 @@ def test_prompts_take_turns():
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 2), (5, 3), (7, 3), (9, 8)])
-def test_more_decode_rows_than_the_budget_take_turns(rows, tokens):
+def test_item_8_5_8_more_decode_rows_than_the_budget_take_turns(rows, tokens):
     queue = Queue()
     for _ in range(rows):
         queue.add(1, total=9)
@@ -183,7 +183,7 @@ def test_indivisible_work_beyond_the_budget_runs_when_its_turn_comes():
     assert history[2] == {"r0": 50}
 
 
-def test_rows_respect_the_nodes_largest_batch():
+def test_item_8_5_8_rows_respect_the_nodes_largest_batch():
     queue = Queue()
     for _ in range(5):
         queue.add(1, total=9)
@@ -262,7 +262,7 @@ def test_nobody_is_admitted_whose_decode_the_budget_cannot_hold():
     assert plan(running, waiting, Budget(5, 20)).admitted == ()
 
 
-def test_a_step_is_of_one_node_and_walk_and_they_take_turns():
+def test_item_8_5_8_a_step_is_of_one_node_and_walk_and_they_take_turns():
     queue = Queue()
     places = [("n", "w"), ("n", "v"), ("m", "w"), ("n", "w")]
     for place in places:

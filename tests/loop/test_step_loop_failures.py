@@ -34,7 +34,7 @@ def test_a_request_that_grows_beyond_the_pool_fails_alone():
     assert bench.output("b") == expected(bench, "b")
 
 
-def test_a_terminal_refusal_ends_the_request_it_names():
+def test_defect_8_6_5_a_terminal_refusal_ends_the_request_it_names():
     engine = cache_reader_engine(64, 4, max_seq_len=6)
     bench = Bench(engine)
     bench.start("a", 3, 3)
@@ -45,7 +45,7 @@ def test_a_terminal_refusal_ends_the_request_it_names():
 
 
 @pytest.mark.parametrize("named", [None, "somebody else"])
-def test_a_terminal_refusal_of_nobody_known_ends_all_rows(named):
+def test_defect_8_6_5_a_terminal_refusal_of_nobody_known_ends_all_rows(named):
     reason = AdmitRuntimeError("cannot work", named)
 
     def react(verb, rids):

@@ -19,7 +19,7 @@ def node(request) -> CacheReader:
     return CacheReader(batched=request.param)
 
 
-def test_x_admitted_y_refused_gives_x_back(node):
+def test_item_8_5_4_x_admitted_y_refused_gives_x_back(node):
     stepping = Stepping(cache_reader_engine(3, 2, node=node))
     cache = stepping.engine.resource("kv")
     x, y = stepping.open("x", X), stepping.open("y", Y)
@@ -39,7 +39,7 @@ def test_x_admitted_y_refused_gives_x_back(node):
     stepping.close()
 
 
-def test_running_rows_keep_what_they_had_when_a_step_is_refused(node):
+def test_defect_8_6_1_running_rows_keep_what_they_had_when_a_step_is_refused(node):
     stepping = Stepping(cache_reader_engine(4, 2, node=node))
     cache = stepping.engine.resource("kv")
     stepping.open("x", X)
@@ -61,7 +61,7 @@ def test_running_rows_keep_what_they_had_when_a_step_is_refused(node):
 @pytest.mark.parametrize(
     "reason", [AllocationFailed("full", 1, "y"), AdmitRuntimeError("never", "y")]
 )
-def test_a_refusal_of_the_second_resource_rolls_back_the_first(node, reason):
+def test_defect_8_6_1_a_refusal_of_the_second_resource_rolls_back_the_first(node, reason):
     refusing = [True]
 
     def react(verb, rids):
