@@ -153,7 +153,7 @@ class NodeSubmodule(nn.Module):
 
     def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
         """Inputs of one captured shape, on the device and valid as they are: what a step does not
-        fill is computed as padding.
+        fill keeps these values and is computed as padding.
         """
         raise NotImplementedError(f"{type(self).__name__} has captures and no static inputs")
 

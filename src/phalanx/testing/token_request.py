@@ -100,8 +100,8 @@ class TokenRequest(Foreseeing):
     """A `RequestState` that ends after `count` tokens; its output is the tuple of them.
 
     `skips` steps leave the request out before its first one. `indivisible` work is never cut into
-    chunks. With `shares` it takes over what the cache knows of its tokens, and leaves its own there.
-    `sampler` is for nodes that sample. `place` is (node, walk). `numbers` keeps every other output a node gives.
+    chunks. It takes over what the cache knows of its tokens, and leaves its own there. `sampler` is
+    for nodes that sample. `place` is (node, walk). `numbers` keeps every other output a node gives.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class TokenRequest(Foreseeing):
         sampler: SamplerConfig | None = None,
         skips: int = 0,
         indivisible: bool = False,
-        shares: bool = True,
         place: tuple[str, str] = (NODE, WALK),
     ) -> None:
         self.prompt = prompt
@@ -127,7 +126,6 @@ class TokenRequest(Foreseeing):
         self._sampler = sampler
         self._skips_left = skips
         self._divisible = not indivisible
-        self._shares = shares
         self._tokens = [*prompt]
         self._place = place
         self._num_reported = 0
@@ -141,6 +139,15 @@ class TokenRequest(Foreseeing):
         fault, produced = self._fault, len(self.outputs) if num_outputs is None else num_outputs
         if fault is not None and fault.stage is stage and produced >= fault.after:
             raise InjectedError(stage.value)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether its tokens are the most likely ones, as the model gives them."""
+        given = self._sampler
+        return given is None or (
+            given.row.greedy
+            and not (given.penalties.active or given.logit_bias or given.forbidden)
+        )
 
     def take(self, span: int, ahead: int = 0) -> RowTokens:
         """What a step of `span` tokens needs, behind one of `ahead` that is being computed."""
@@ -192,9 +199,7 @@ class TokenRequest(Foreseeing):
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         self.strike(Stage.CONFIGS)
-        configs: dict[str, ResourceConfig] = {}
-        if self._shares:
-            configs["kv"] = KVRequestConfig(self._tokens)
+        configs: dict[str, ResourceConfig] = {"kv": KVRequestConfig(self._tokens)}
         if self._sampler is not None:
             outputs = tuple(self.outputs)
             configs["sampler"] = replace(self._sampler, prompt_ids=self.prompt, output_ids=outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from phalanx.device.cpu import CpuBackend
 from phalanx.device.operators.base import HeadLayout, Operators
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.engine import StepEngine
+from phalanx.step.graphs.capture_config import CaptureConfig
+from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.outputs import Column, HostRow, NodeOutputs
 from phalanx.step.resources.attention import AttentionSpec, AttentionStep, PagedAttention
 from phalanx.step.resources.base import Resource
@@ -21,7 +23,7 @@ from phalanx.step.resources.kv_cache import KVConfig, KVSpec, KVStep
 from phalanx.step.resources.positions import PositionSpec, PositionStep
 from phalanx.step.resources.sampler import Sampler, SamplerSpec, SamplerStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
-from phalanx.testing.token_request import NODE, RowTokens, TokenRequest
+from phalanx.testing.token_request import NODE, WALK, RowTokens, TokenRequest
 
 VOCAB_SIZE = 61
 NUM_LAYERS = 2
@@ -55,12 +57,18 @@ def rotary_tables(positions: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
+TOY_CAPTURES = tuple(
+    CaptureConfig(WALK, shapes, key=key)
+    for key in ("greedy", "drawn")
+    for shapes in (Shapes(rows=(1, 2, 4)), Shapes(rows=(1, 4), token_buckets=(4, 16)))
+)
+"""One token a row, and rows of any lengths."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
-    token_ids: Tensor
-    positions: Tensor
+    inputs: Mapping[str, Tensor]
     giving: tuple[str, ...]
-    giving_at: Tensor
 
 
 class ToyDecoder(NodeSubmodule):
@@ -70,8 +78,17 @@ class ToyDecoder(NodeSubmodule):
 
     speculates = True
 
-    def __init__(self, operators: Operators, weights: ToyWeights, *, batched: bool = True) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        weights: ToyWeights,
+        *,
+        batched: bool = True,
+        captures: Sequence[CaptureConfig] = (),
+    ) -> None:
         super().__init__()
+        self.num_forwards = 0
+        self._captures = captures
         self._operators = operators
         self._weights = weights
         self._batched = batched
@@ -99,48 +116,85 @@ class ToyDecoder(NodeSubmodule):
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return self._batched
 
+    def capture_configs(self) -> Sequence[CaptureConfig]:
+        return self._captures
+
+    def capture_key(self, walk: str, rows: Sequence[StepRow]) -> str:
+        return "greedy" if all(_state(row).greedy for row in rows) else "drawn"
+
+    def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
+        return {
+            "token_ids": torch.zeros(tokens, dtype=torch.int64),
+            "positions": torch.zeros(tokens, dtype=torch.int64),
+            "last": torch.zeros(rows, dtype=torch.int64),
+        }
+
+    def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
+        return self._declared((), (), key)
+
     def declare_step(
         self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
     ) -> SubmoduleStep:
         segments = tuple(Segment(row.request_id, row.span) for row in rows)
+        return self._declared(segments, _giving(rows, inputs), self.capture_key(walk, rows))
+
+    def _declared(
+        self, segments: tuple[Segment, ...], giving: tuple[str, ...], key: Hashable
+    ) -> SubmoduleStep:
         return SubmoduleStep(
             segments,
             {
                 "kv": KVStep(segments),
                 "attention": AttentionStep(),
                 "positions": PositionStep(segments),
-                "sampler": SamplerStep(_giving(rows, inputs)),
+                "sampler": SamplerStep(giving, greedy_only=key == "greedy"),
             },
+            key,
+            {"token": giving, "logits": giving},
         )
 
-    def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
-        ends: list[int] = []
+    def preprocess(
+        self, engine: EngineInputs, inputs: Sequence[Any]
+    ) -> _Prepared | Mapping[str, Tensor]:
+        captured = engine.lease is not None
+        last: list[int] = []
         at = 0
         for row, given in zip(engine.rows, inputs, strict=True):
             at += row.span
-            if given.gives:
-                ends.append(at - 1)
-        return _Prepared(
-            torch.cat([given.tensor() for given in inputs]),
-            engine.plans["positions"],
-            _giving(engine.rows, inputs),
-            torch.tensor(ends, dtype=torch.int64),
-        )
+            if captured or given.gives:
+                last.append(at - 1)
+        tensors = {
+            "token_ids": torch.cat([given.tensor() for given in inputs]),
+            "positions": engine.plans["positions"],
+            "last": torch.tensor(last, dtype=torch.int64),
+        }
+        return tensors if captured else _Prepared(tensors, _giving(engine.rows, inputs))
 
-    def forward(self, prepared: _Prepared) -> NodeOutputs:
-        weights, rotary = self._weights, rotary_tables(prepared.positions)
-        x = weights.embedding[prepared.token_ids]
+    def forward(self, prepared: _Prepared | Mapping[str, Tensor]) -> NodeOutputs:
+        self.num_forwards += 1
+        if isinstance(prepared, _Prepared):
+            if not prepared.giving:
+                self._hidden(prepared.inputs)
+                return NodeOutputs()
+            computed = self._computed(prepared.inputs)
+            return NodeOutputs(
+                {name: Column(prepared.giving, values) for name, values in computed.items()}
+            )
+        computed = self._computed(prepared)
+        return NodeOutputs({name: Column.by_row(one) for name, one in computed.items()})
+
+    def _computed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        hidden = self._hidden(inputs)[inputs["last"]]
+        logits = self._operators.rms_norm(hidden, self._weights.norm, _EPS) @ self._weights.head.T
+        return {"token": self._sampler.sample(logits), "logits": logits}
+
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        weights, rotary = self._weights, rotary_tables(inputs["positions"])
+        x = weights.embedding[inputs["token_ids"]]
         for qkv, output in zip(weights.qkv, weights.output, strict=True):
             normed = self._operators.rms_norm(x, weights.norm, _EPS)
             x = x + self._attention.attend(normed @ qkv.T, HEADS, rotary) @ output.T
-        if not prepared.giving:
-            return NodeOutputs()
-        last = self._operators.rms_norm(x[prepared.giving_at], weights.norm, _EPS)
-        logits = last @ weights.head.T
-        tokens = self._sampler.sample(logits)
-        return NodeOutputs(
-            {"token": Column(prepared.giving, tokens), "logits": Column(prepared.giving, logits)}
-        )
+        return x
 
     def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
         _state(row).accept(outputs)
@@ -157,9 +211,15 @@ def _giving(rows: Sequence[StepRow], inputs: Sequence[RowTokens]) -> tuple[str, 
 
 
 def toy_decoder_engine(
-    operators: Operators, num_pages: int, page_size: int, *, batched: bool = True, seed: int = 0
+    operators: Operators,
+    num_pages: int,
+    page_size: int,
+    *,
+    batched: bool = True,
+    seed: int = 0,
+    capture: str = "off",
 ) -> StepEngine:
-    """An engine of one `ToyDecoder` on the CPU."""
+    """An engine of one `ToyDecoder` on the CPU; with a `capture` it is warm, and sequences are short."""
     nodes = frozenset({NODE})
     config = KVConfig(
         num_layers=NUM_LAYERS,
@@ -167,12 +227,13 @@ def toy_decoder_engine(
         head_dim=HEADS.head_dim,
         num_pages=num_pages,
         page_size=page_size,
-        max_seq_len=4096,
+        max_seq_len=4096 if capture == "off" else 64,
         dtype=torch.float32,
     )
-    engine = StepEngine(CpuBackend())
+    engine = StepEngine(CpuBackend(capture=capture))
+    node = ToyDecoder(operators, ToyWeights(seed), batched=batched, captures=TOY_CAPTURES)
     engine.load_model(
-        {NODE: ToyDecoder(operators, ToyWeights(seed), batched=batched)},
+        {NODE: node},
         [
             KVSpec("kv", nodes, config),
             AttentionSpec("attention", nodes, "kv", operators),
@@ -180,4 +241,5 @@ def toy_decoder_engine(
             SamplerSpec("sampler", nodes, VOCAB_SIZE),
         ],
     )
+    engine.warm_up()
     return engine

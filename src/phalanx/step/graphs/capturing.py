@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -38,6 +38,8 @@ class CaptureTask:
     inputs: Mapping[str, Tensor]
     compute: Callable[[], Mapping[str, Tensor]]
     declare: Callable[[], SubmoduleStep | None]
+    padding: Mapping[str, Tensor] = field(default_factory=dict)
+    """What inputs hold beyond a step's own; zeros where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Captured:
 
     graph: DeviceGraph
     inputs: Mapping[str, Tensor]
+    padding: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
 
@@ -87,7 +90,7 @@ class Capturing:
         graph = self._backend.create_graph()
         with self._planned(task, lease):
             outputs = graph.capture(task.compute)
-        return Captured(graph, task.inputs, outputs)
+        return Captured(graph, task.inputs, task.padding, outputs)
 
     @contextmanager
     def _planned(self, task: CaptureTask, lease: SlotLease) -> Iterator[None]:

@@ -58,14 +58,14 @@ class GraphRunner:
     def _capture(
         self, bucket: BucketKey, static: StaticInputs, forward: Forward, capturing: Capturing
     ) -> None:
-        inputs = static.part(
-            self._submodule.static_inputs(bucket.walk, bucket.rows, bucket.tokens, bucket.key)
-        )
+        padding = self._submodule.static_inputs(bucket.walk, bucket.rows, bucket.tokens, bucket.key)
+        inputs = static.part(padding)
         task = CaptureTask(
             bucket,
             inputs,
             partial(_columns, forward, inputs, bucket),
             partial(self._submodule.declare_capture, bucket.walk, bucket.key),
+            padding,
         )
         made = capturing.capture(task, self._slots.numbers)
         if isinstance(made, str):
@@ -121,7 +121,7 @@ class GraphRunner:
                 "capture (EngineInputs.lease) needs tensors by name"
             )
         captured = self._captured[lease.bucket][lease.slot]
-        stage(owner, captured.inputs, prepared)
+        stage(owner, captured.inputs, prepared, captured.padding)
         launch_started.set()
         captured.graph.replay()
         self._slots.replayed(lease.slot)

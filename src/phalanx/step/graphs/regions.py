@@ -89,7 +89,7 @@ class Region:
     def replay(self, lease: SlotLease, inputs: Tensors) -> Tensors:
         """Stage, with zeros behind the inputs, and replay."""
         captured = self._captured[lease.bucket][lease.slot]
-        stage(self.owner, captured.inputs, inputs, zero_tail=True)
+        stage(self.owner, captured.inputs, inputs, captured.padding)
         captured.graph.replay()
         self._slots.replayed(lease.slot)
         return captured.outputs

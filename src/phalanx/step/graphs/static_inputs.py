@@ -22,7 +22,7 @@ class StaticInputs:
     _whole: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, template: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the template's names, shapes and dtypes."""
+        """Tensors of the template's names, shapes and dtypes, and of its values for now."""
         if not self._whole:
             with torch.inference_mode(False):
                 self._whole = {name: tensor.clone() for name, tensor in template.items()}
@@ -31,7 +31,10 @@ class StaticInputs:
                 f"static inputs of {self.owner} are {sorted(template)} for one shape and "
                 f"{sorted(self._whole)} for the largest; give every shape the same names"
             )
-        return {name: self._leading(name, tensor) for name, tensor in template.items()}
+        parts = {name: self._leading(name, tensor) for name, tensor in template.items()}
+        for name, tensor in template.items():
+            parts[name].copy_(tensor)
+        return parts
 
     def _leading(self, name: str, like: Tensor) -> Tensor:
         whole = self._whole[name]
@@ -56,11 +59,10 @@ def stage(
     owner: str,
     static: Mapping[str, Tensor],
     given: Mapping[str, Tensor],
-    *,
-    zero_tail: bool = False,
+    padding: Mapping[str, Tensor],
 ) -> None:
-    """Copy a step's inputs into the leading parts of the static ones; what is behind them keeps
-    its contents, or becomes zero.
+    """Copy a step's inputs into the leading parts of the static ones, and `padding` behind them
+    (zeros where it has none): a larger shape of before may have left there what fits no smaller one.
     """
     if given.keys() != static.keys():
         raise ConfigurationError(
@@ -75,6 +77,7 @@ def stage(
                 f"input {name!r} of {owner} is {tuple(tensor.shape)}; its captured shape has room "
                 f"for {tuple(whole.shape)}"
             )
-        if zero_tail and tensor.shape != whole.shape:
-            whole.zero_()
+        if tensor.shape != whole.shape:
+            behind = padding.get(name)
+            whole.zero_() if behind is None else whole.copy_(behind)
         leading(whole, tensor).copy_(tensor, non_blocking=True)
