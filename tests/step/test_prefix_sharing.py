@@ -130,12 +130,16 @@ def test_a_step_that_commits_nothing_makes_nothing_known():
 
 
 def test_a_step_under_way_keeps_its_pages(cache):
-    opened(cache, "b")
-    step, ctx = kv_step(("b", 2)), context("b")
-    assert cache.admit(step, ctx).ok
-    assert cache.adopt("b") == 0
-    cache.unadmit(step, ctx)
-    assert cache.adopt("b") == 8
+    """Also where it fits into the page that would give way."""
+    for rid, start, span in (("b", 0, 2), ("c", 5, 2)):
+        opened(cache, rid)
+        if start:
+            computed(cache, rid, start)
+        step, ctx = kv_step((rid, span)), context(rid)
+        assert cache.admit(step, ctx).ok
+        assert cache.adopt(rid) == 0
+        cache.unadmit(step, ctx)
+        assert cache.adopt(rid) == 8 - start
 
 
 def test_two_that_computed_the_same_hold_pages_of_their_own(cache):
