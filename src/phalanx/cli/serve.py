@@ -42,6 +42,19 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name on /v1.", rich_help_panel=_LISTEN)
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="prefill or decode, where a router pairs two servers. [both]",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
+    bootstrap_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Where decode servers ask a prefill server. [8998]", rich_help_panel=_LISTEN
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda or cuda:N. [cuda if there is one]", rich_help_panel=_ENGINE),
@@ -128,6 +141,8 @@ def serve(
         "server.port": port,
         "server.api_key": api_key,
         "server.served_model_name": served_model_name,
+        "server.role": role,
+        "server.bootstrap_port": bootstrap_port,
         "server.log_json": log_json,
         "log.level": log_level,
         "log.file": log_file,

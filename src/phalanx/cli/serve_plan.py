@@ -12,7 +12,8 @@ import yaml
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.cli.placement import Placement, place
-from phalanx.engine_config import EngineArgs, EntryArgs
+from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
+from phalanx.errors import ConfigurationError
 from phalanx.plugin import ServingAdapter
 from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.plugin_args import build_plugin_args
@@ -52,6 +53,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
     args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
     on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
     serving = plugin.serving(args) if on_disk else None
+    _check_role(config, engine_config, source, has_text=serving is not None or not on_disk)
     return ServePlan(
         EngineArgs(config.plugin, args, engine_config),
         config.deployment,
@@ -60,6 +62,26 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
         config.server,
         config.log,
     )
+
+
+def _check_role(
+    config: ServeConfig, engine_config: EngineConfig, source: str, *, has_text: bool
+) -> None:
+    """Refuse what cannot share the work of a request with another server."""
+    role = config.server.role
+    if role == "both":
+        return
+    if not has_text:
+        raise ConfigurationError(
+            f"{source}: server.role={role} needs a plugin that serves text, and "
+            f"{config.plugin!r} does not; leave it out"
+        )
+    ranks = engine_config.parallel.infer_replica_world_size()
+    if ranks > 1:
+        raise ConfigurationError(
+            f"{source}: server.role={role} needs replicas of one rank, and these have {ranks}; set "
+            "parallel.dense.tp_size and parallel.attention.tp_size to 1"
+        )
 
 
 def describe(plan: ServePlan) -> str:

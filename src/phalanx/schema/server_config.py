@@ -9,6 +9,7 @@ import msgspec
 from phalanx.errors import ConfigurationError
 
 MAX_PORT = 65535
+ROLES = ("both", "prefill", "decode")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +21,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `drain_timeout_s` for running requests, then aborts them. `incremental_streaming_output`:
     chunks of `/generate` streams hold what is new instead of everything so far. `log_json`: access
     log lines are JSON objects.
+
+    `role`: `both` answers alone; `prefill` and `decode` servers share the work of requests that a
+    router pairs. A prefill server is asked for what it computed at `bootstrap_port` (0: a free one);
+    either side gives up on the other after `handoff_timeout_s`.
     """
 
     host: str = "127.0.0.1"
@@ -33,12 +38,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     incremental_streaming_output: bool = False
     access_log: bool = True
     log_json: bool = False
+    role: str = "both"
+    bootstrap_port: int = 8998
+    handoff_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ConfigurationError("host is empty; give an address such as 127.0.0.1")
-        if isinstance(self.port, bool) or not 0 <= self.port <= MAX_PORT:
-            raise ConfigurationError(f"port={self.port} must be from 0 (any free) to {MAX_PORT}")
+        if self.role not in ROLES:
+            raise ConfigurationError(f"role={self.role!r}; allowed: {', '.join(ROLES)}")
+        _check_port("port", self.port)
+        _check_port("bootstrap_port", self.bootstrap_port)
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigurationError("api_key is empty; give a key or leave it out")
         if self.served_model_name is not None and not self.served_model_name:
@@ -52,6 +62,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, seconds in (
             ("drain_timeout_s", self.drain_timeout_s),
             ("health_generate_timeout_s", self.health_generate_timeout_s),
+            ("handoff_timeout_s", self.handoff_timeout_s),
         ):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ConfigurationError(f"{name}={seconds} must be a finite number, at least 0")
+
+
+def _check_port(name: str, port: int) -> None:
+    if isinstance(port, bool) or not 0 <= port <= MAX_PORT:
+        raise ConfigurationError(f"{name}={port} must be from 0 (any free) to {MAX_PORT}")

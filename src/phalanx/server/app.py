@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from phalanx.schema.server_config import ServerConfig
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import Refusals
 from phalanx.server.gate import Gate
+from phalanx.server.handover.base import Both, Role
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
@@ -45,6 +46,7 @@ class ServerParts:
     lifecycle: Lifecycle
     live: LiveRequests
     clock: Clock
+    role: Role = field(default_factory=Both)
 
 
 def create_app(
@@ -88,7 +90,10 @@ def create_app(
     if serving is None:
         routes += _without_text(engine, refusals)
     else:
-        service = TextService(engine, serving.tokenizer, parts.live, metrics, parts.clock)
+        parts.role.bind(parts.live, engine.cancel)
+        service = TextService(
+            engine, serving.tokenizer, parts.live, metrics, parts.clock, parts.role
+        )
         routes += _text_routes(service, models, parts.live, answering, refusals, config)
     return _application(routes, config, parts.lifecycle, parts.clock)
 

@@ -11,12 +11,18 @@ class LiveRequests:
     def __init__(self, cancel: Callable[[str], bool]) -> None:
         self._cancel = cancel
         self._names: dict[str, tuple[str, ...]] = {}
+        self._cancels: dict[str, Callable[[], object]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, rid: str) -> None:
-        self._names[rid] = (rid,)
+    def add(self, rid: str, cancel: Callable[[], object] | None = None) -> None:
+        """`cancel` ends it while the engine does not have it."""
+        self._names.setdefault(rid, (rid,))
+        if cancel is None:
+            self._cancels.pop(rid, None)
+        else:
+            self._cancels[rid] = cancel
 
     def name_completions(self, rid: str, ids: Iterable[str]) -> None:
         """Let the request be found by the ids that its answer gives its completions, too."""
@@ -25,6 +31,7 @@ class LiveRequests:
 
     def discard(self, rid: str) -> None:
         self._names.pop(rid, None)
+        self._cancels.pop(rid, None)
 
     def abort(self, prefix: str) -> int:
         """Cancel every request with an id that begins with `prefix`; how many there were."""
@@ -33,4 +40,11 @@ class LiveRequests:
             for rid, names in self._names.items()
             if any(name.startswith(prefix) for name in names)
         ]
-        return sum(self._cancel(rid) for rid in found)
+        return sum(self._ended(rid) for rid in found)
+
+    def _ended(self, rid: str) -> bool:
+        cancel = self._cancels.get(rid)
+        if cancel is None:
+            return self._cancel(rid)
+        cancel()
+        return True

@@ -22,6 +22,8 @@ from phalanx.errors import ConfigurationError
 from phalanx.plugin import ServingAdapter
 from phalanx.schema.server_config import ServerConfig
 from phalanx.server.app import ServerParts, create_app, create_starting_app
+from phalanx.server.handover.base import Role
+from phalanx.server.handover.opening import open_role
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.protocol import AbortableProtocol
@@ -88,13 +90,19 @@ class ModelServer:
         try:
             if on_bound is not None:
                 on_bound(url)
-            logger.info("listening on %s, loading", url)
-            await self._load_and_serve(url, on_ready)
+            role = await open_role(self._config)
+            try:
+                logger.info("listening on %s, loading", url)
+                await self._load_and_serve(url, on_ready, role)
+            finally:
+                await role.aclose()
         finally:
             server.should_exit = True
             await serving
 
-    async def _load_and_serve(self, url: str, on_ready: Callable[[str], None] | None) -> None:
+    async def _load_and_serve(
+        self, url: str, on_ready: Callable[[str], None] | None, role: Role
+    ) -> None:
         loading = _in_thread(self._engine_factory)
         stopped = asyncio.create_task(self._stop.wait())
         try:
@@ -107,7 +115,7 @@ class ModelServer:
                 return
             engine = loaded.result()
             try:
-                await self._serve(engine, url, on_ready, stopped)
+                await self._serve(engine, role, url, on_ready, stopped)
             finally:
                 await asyncio.to_thread(engine.close)
         finally:
@@ -116,12 +124,13 @@ class ModelServer:
     async def _serve(
         self,
         engine: Engine,
+        role: Role,
         url: str,
         on_ready: Callable[[str], None] | None,
         stopped: asyncio.Task[bool],
     ) -> None:
         live = LiveRequests(engine.cancel)
-        parts = ServerParts(self._lifecycle, live, self._clock)
+        parts = ServerParts(self._lifecycle, live, self._clock, role)
         self._app = create_app(engine, self._serving, self._config, parts)
         self._lifecycle.move(Phase.READY)
         logger.info("serving on %s", url)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from phalanx.errors import PhalanxError
 from phalanx.schema.generate import GenerateOutput
 from phalanx.server.engine_result import engine_result
+from phalanx.server.handover.base import LEFT, Exchange
 from phalanx.server.metrics import Outcome
 from phalanx.server.request_record import RequestRecord, outcome_of
 
@@ -21,16 +23,24 @@ class PendingOutput:
         record: RequestRecord,
         cancel: Callable[[str], bool],
         complete: Callable[[GenerateOutput], GenerateOutput],
+        exchange: Exchange | None = None,
     ) -> None:
         self._future = future
         self._record = record
         self._cancel = cancel
         self._complete = complete
+        self._exchange = exchange
+        # The other side gets its part when the engine is ready, whether anybody waits here or not.
+        self._exchanged = None if exchange is None else asyncio.create_task(self._of(exchange))
+
+    async def _of(self, exchange: Exchange) -> GenerateOutput:
+        return await exchange.complete(await engine_result(self._future))
 
     async def output(self) -> GenerateOutput:
         """The answer with its texts, or what the engine raised."""
         try:
-            output = await engine_result(self._future)
+            exchanged = self._exchanged
+            output = await (engine_result(self._future) if exchanged is None else exchanged)
         except PhalanxError:
             self._record.end(Outcome.FAILED)
             raise
@@ -45,4 +55,14 @@ class PendingOutput:
     def close(self) -> None:
         if not self._future.done():
             self._cancel(self._record.rid)
+        if self._exchanged is not None and self._exchange is not None:
+            self._exchange.close(LEFT)
+            self._exchanged.cancel()
+            self._exchanged.add_done_callback(_read)
         self._record.end(Outcome.DISCONNECTED)
+
+
+def _read(task: asyncio.Task[GenerateOutput]) -> None:
+    """Nobody asks for its error any more."""
+    if not task.cancelled():
+        task.exception()

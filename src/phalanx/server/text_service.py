@@ -7,7 +7,7 @@ left to the engine, which decides them where tokens are made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,11 +20,13 @@ from phalanx.processing.text import TextTokenizer
 from phalanx.schema.generate import GenerateRequest
 from phalanx.schema.sampling import SamplingParams
 from phalanx.server.completion_text import StreamTexts, with_texts
+from phalanx.server.handover.base import Arrival, Both, Exchange, Role
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
 from phalanx.server.pending_output import PendingOutput
 from phalanx.server.request_record import RequestRecord
 from phalanx.server.text_stream import TextStream
+from phalanx.wire.bootstrap import Bootstrap
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     request: GenerateRequest
     prompt_ids: tuple[int, ...]
+    exchange: Exchange | None = None
 
 
 class TextService:
@@ -55,7 +58,10 @@ class TextService:
         live: LiveRequests,
         metrics: ServerMetrics,
         clock: Clock,
+        role: Role | None = None,
     ) -> None:
+        """`role` None: a server that answers alone."""
+        self._role = Both() if role is None else role
         self.engine = engine
         self.tokenizer = tokenizer
         self.clock = clock
@@ -102,10 +108,15 @@ class TextService:
         else:
             work()
 
-    async def prepare(self, calls: Sequence[tuple[str, GenerateRequest]]) -> list[Prepared]:
+    async def prepare(
+        self,
+        calls: Sequence[tuple[str, GenerateRequest]],
+        bootstraps: Sequence[Bootstrap | None] = (),
+    ) -> list[Prepared]:
         """All requests of one call, tokenized and checked: one that is refused refuses the call.
 
-        Nothing has reached the engine yet.
+        Nothing has reached the engine yet; what comes before it in this server's role is done.
+        Whoever gets this submits it next.
         """
         most = self.engine.config.runtime.max_pending_requests
         if len(calls) > most:
@@ -119,27 +130,39 @@ class TextService:
             num_characters, lambda: [self._prepared(*one) for one in calls]
         )
         await self._validate(prepared)
-        return prepared
+        return await self._in_role(prepared, bootstraps)
 
-    def submit(self, prepared: Iterable[Prepared]) -> list[PendingOutput]:
+    async def _in_role(
+        self, prepared: Sequence[Prepared], bootstraps: Sequence[Bootstrap | None]
+    ) -> list[Prepared]:
+        arrivals = [Arrival(rid=one.rid, request=one.request) for one in prepared]
+        arrived = await self._role.arrive(arrivals, bootstraps)
+        return [
+            msgspec.structs.replace(one, request=arrival.request, exchange=arrival.exchange)
+            for one, arrival in zip(prepared, arrived, strict=True)
+        ]
+
+    def submit(self, prepared: Sequence[Prepared]) -> list[PendingOutput]:
         """Have the engine take all requests, or none."""
         pending: list[PendingOutput] = []
         try:
             for one in prepared:
                 pending.append(self._submitted(one))
-        except (InvalidRequestError, EngineUnavailableError):
+        except (InvalidRequestError, EngineUnavailableError) as error:
+            _close_exchanges(prepared, error)
             for taken in pending:
                 taken.close()
             raise
         return pending
 
-    async def stream(self, prepared: Iterable[Prepared]) -> list[TextStream]:
+    async def stream(self, prepared: Sequence[Prepared]) -> list[TextStream]:
         """Have the engine take all requests as streams, or none."""
         streams: list[TextStream] = []
         try:
             for one in prepared:
                 streams.append(self._opened(one))
-        except (InvalidRequestError, EngineUnavailableError):
+        except (InvalidRequestError, EngineUnavailableError) as error:
+            _close_exchanges(prepared, error)
             for taken in streams:
                 await taken.aclose()
             raise
@@ -162,15 +185,24 @@ class TextService:
     def _submitted(self, one: Prepared) -> PendingOutput:
         future = self.engine.submit(one.request, rid=one.rid)
         complete = partial(with_texts, request=one.request, tokenizer=self.tokenizer)
-        return PendingOutput(future, self._record(one), self.engine.cancel, complete)
+        record = self._record(one)
+        return PendingOutput(future, record, self.engine.cancel, complete, one.exchange)
 
     def _opened(self, one: Prepared) -> TextStream:
         stream = self.engine.astream(one.request, rid=one.rid)
         texts = StreamTexts(one.request, self.tokenizer)
-        return TextStream(stream, texts, self._record(one), one.request.sampling.n)
+        n = one.request.sampling.n
+        return TextStream(stream, texts, self._record(one), n, one.exchange)
 
     def _record(self, one: Prepared) -> RequestRecord:
         return RequestRecord(one.rid, len(one.prompt_ids), self._live, self._metrics, self.clock)
+
+
+def _close_exchanges(prepared: Sequence[Prepared], error: Exception) -> None:
+    """The engine does not take these."""
+    for one in prepared:
+        if one.exchange is not None:
+            one.exchange.close(str(error))
 
 
 def _compiles(sampling: SamplingParams) -> bool:

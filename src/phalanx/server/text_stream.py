@@ -10,6 +10,7 @@ from phalanx.engine.async_streams import AsyncResponseStream
 from phalanx.errors import PhalanxError
 from phalanx.schema.generate import Completion, GenerateDelta, GenerateOutput, TokenLogprobs
 from phalanx.server.completion_text import StreamTexts
+from phalanx.server.handover.base import LEFT, Exchange
 from phalanx.server.metrics import Outcome
 from phalanx.server.request_record import RequestRecord, outcome_of
 
@@ -25,9 +26,15 @@ class TextStream:
     """For one reader. Every completion ends with a part that has a finish reason."""
 
     def __init__(
-        self, stream: AsyncResponseStream, texts: StreamTexts, record: RequestRecord, n: int
+        self,
+        stream: AsyncResponseStream,
+        texts: StreamTexts,
+        record: RequestRecord,
+        n: int,
+        exchange: Exchange | None = None,
     ) -> None:
         self._stream = stream
+        self._exchange = exchange
         self._texts = texts
         self._record = record
         self._progress = [_Progress() for _ in range(n)]
@@ -42,6 +49,8 @@ class TextStream:
         try:
             async for item in self._stream:
                 if isinstance(item, GenerateOutput):
+                    if self._exchange is not None:
+                        item = await self._exchange.complete(item)
                     reasons = [one.finish_reason for one in item.completions]
                     self._record.end(outcome_of(reasons))
                     for part in self._last_parts(item, held):
@@ -62,6 +71,8 @@ class TextStream:
 
     async def aclose(self) -> None:
         """Cancel the request where it has not ended."""
+        if self._exchange is not None:
+            self._exchange.close(LEFT)
         await self._stream.aclose()
         self._record.end(Outcome.DISCONNECTED)
 

@@ -62,7 +62,7 @@ class ChatRoute:
             detokenize=True,
         )
         with in_clients_names(call.names):
-            prepared = await self._service.prepare([(header.id, request)])
+            prepared = await self._service.prepare([(header.id, request)], call.bootstraps)
         renderer = ChatRenderer(header)
         if call.stream:
             return await self._stream(prepared, renderer)

@@ -55,7 +55,7 @@ class CompletionRoute:
             include_usage=call.include_usage,
         )
         with in_clients_names(call.names):
-            prepared = await self._service.prepare(_requests(call, header.id))
+            prepared = await self._service.prepare(_requests(call, header.id), call.bootstraps)
         renderer = CompletionRenderer(
             header,
             num_completions=call.body.n or 1,

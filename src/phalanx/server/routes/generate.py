@@ -47,7 +47,8 @@ class GenerateRoute:
         call = sglang.parse_generate(body)
         self._models.check(call.model)
         prepared = await self._service.prepare(
-            [(one.rid or uuid.uuid4().hex, one.request) for one in call.prompts]
+            [(one.rid or uuid.uuid4().hex, one.request) for one in call.prompts],
+            [one.bootstrap for one in call.prompts],
         )
         if call.stream:
             return await self._stream(call, prepared)

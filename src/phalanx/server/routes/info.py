@@ -18,6 +18,9 @@ from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.metrics import ServerMetrics
 from phalanx.server.served_models import ServedModels
 
+_MODES = {"both": "null", "prefill": "prefill", "decode": "decode"}
+"""SGLang's words for a server's role."""
+
 
 class HealthRoutes:
     """Answer in every phase; `serving` tells whether the engine can."""
@@ -119,7 +122,7 @@ class InfoRoutes:
             "tokenizer_path": self._models.checkpoint,
             "is_generation": True,
             "load_format": "auto",
-            "disaggregation_mode": "null",
+            "disaggregation_mode": _MODES[self._config.role],
             **self._model_info,
             "served_model_name": self._models.name,
             "weight_version": self._engine.version,

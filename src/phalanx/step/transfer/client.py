@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from phalanx.errors import RequestFailedError
 from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer.base import TAKEN, Ending, PageRead, Sink
@@ -16,7 +14,6 @@ from phalanx.step.transfer.frames import (
     Read,
     Refused,
     Release,
-    Watch,
     encoded,
     receive_answer,
 )
@@ -48,12 +45,6 @@ def release(handle: Handle, ending: Ending = TAKEN) -> None:
     _ask(source, Release(source.token, handle.hold, ending), READ_TIMEOUT_S)
 
 
-def watch(handle: Handle, timeout_s: float) -> Ending:
-    """Wait until a hold has ended; raises `RequestFailedError` where its engine is gone."""
-    source = handle.source
-    return _ask(source, Watch(source.token, handle.hold), timeout_s).ending
-
-
 def _ask(source: Source, call: Call, timeout_s: float) -> Ended:
     try:
         with channel_of(source).connect(source) as connection:
@@ -81,8 +72,3 @@ def place(source: Source) -> str:
     if source.scheme == "tcp":
         return f"{source.host}:{source.port}"
     return f"the socket {source.host!r} of this machine"
-
-
-def open_watch(source: Source) -> socket.socket:
-    """A connection to watch a hold on, for those who wait in an event loop."""
-    return channel_of(source).connect(source)

@@ -10,6 +10,7 @@ import msgspec
 from phalanx.step.transfer.base import Ending, PageRead
 
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -94,11 +95,22 @@ class CallBuffer:
 
 def receive_answer(connection: socket.socket) -> Answer:
     """The next answer; raises `FrameError` and `OSError`."""
-    (size,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+    size = answer_bytes(receive_exactly(connection, LENGTH_BYTES))
+    return decoded_answer(receive_exactly(connection, size))
+
+
+def answer_bytes(length: bytes | bytearray) -> int:
+    """How many bytes follow the `LENGTH_BYTES` that an answer begins with."""
+    (size,) = _LENGTH.unpack(length)
     if size > MAX_FRAME_BYTES:
         raise FrameError(f"an answer of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    return int(size)
+
+
+def decoded_answer(body: bytes | bytearray) -> Answer:
+    """The answer behind its length."""
     try:
-        return _ANSWERS.decode(receive_exactly(connection, size))
+        return _ANSWERS.decode(body)
     except msgspec.DecodeError as error:
         raise FrameError(f"not an answer: {error}") from None
 

@@ -1,0 +1,1 @@
+"""What a prefill server and a decode server do to answer one request together."""

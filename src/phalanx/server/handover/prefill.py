@@ -1,0 +1,144 @@
+"""The role prefill: prompts are computed, and answered once a decode server has what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self
+
+import msgspec
+
+from phalanx.errors import PhalanxError, RequestFailedError
+from phalanx.schema.generate import GenerateOutput, Handoff
+from phalanx.schema.server_config import ServerConfig
+from phalanx.server.handover.base import Arrival, needed
+from phalanx.server.handover.bootstrap_server import BootstrapServer
+from phalanx.server.handover.holds import Releases, ended
+from phalanx.server.handover.rooms import Room, Rooms
+from phalanx.server.live import LiveRequests
+from phalanx.step.transfer.base import Reason
+from phalanx.wire.bootstrap import Bootstrap
+
+ROOM_TIMEOUT_S = 10.0
+"""How long a decode server waits for a room's request to come here at all."""
+
+
+class Prefill:
+    """See the module."""
+
+    def __init__(self, rooms: Rooms, server: BootstrapServer, timeout_s: float) -> None:
+        self._rooms = rooms
+        self._server = server
+        self._timeout_s = timeout_s
+        self._live: LiveRequests
+        self._cancel: Callable[[str], bool]
+        self._releases = Releases()
+
+    @classmethod
+    async def listening(cls, config: ServerConfig) -> Self:
+        """One whose bootstrap port answers; raises `ConfigurationError`."""
+        rooms = Rooms()
+        timeout_s = min(ROOM_TIMEOUT_S, config.handoff_timeout_s)
+        server = await BootstrapServer.listening(
+            rooms, config.host, config.bootstrap_port, timeout_s
+        )
+        return cls(rooms, server, config.handoff_timeout_s)
+
+    @property
+    def bootstrap_port(self) -> int:
+        return self._server.port
+
+    def bind(self, live: LiveRequests, cancel: Callable[[str], bool]) -> None:
+        self._live, self._cancel = live, cancel
+
+    async def arrive(
+        self, arrivals: Sequence[Arrival], bootstraps: Sequence[Bootstrap | None]
+    ) -> list[Arrival]:
+        pairs = zip(arrivals, needed(bootstraps, len(arrivals), "prefill"), strict=True)
+        arrived: list[Arrival] = []
+        try:
+            for one, bootstrap in pairs:
+                arrived.append(self._arrived(one, bootstrap))
+        except PhalanxError as error:
+            for one in arrived:
+                assert one.exchange is not None
+                one.exchange.close(str(error))
+            raise
+        return arrived
+
+    async def aclose(self) -> None:
+        self._rooms.close()
+        await self._server.aclose()
+        await self._releases.aclose()
+
+    def _arrived(self, one: Arrival, bootstrap: Bootstrap) -> Arrival:
+        room = self._rooms.open(bootstrap.room, lambda: self._cancel(one.rid))
+        leave = partial(self._rooms.forget, room)
+        abortable = partial(self._live.add, one.rid)
+        exchange = _Offer(room, leave, abortable, self._releases, self._timeout_s)
+        request = msgspec.structs.replace(one.request, hands_over=True)
+        return Arrival(rid=one.rid, request=request, exchange=exchange)
+
+
+class _Offer:
+    """One request of a prefill server."""
+
+    def __init__(
+        self,
+        room: Room,
+        leave: Callable[[], None],
+        abortable: Callable[[Callable[[], None]], None],
+        releases: Releases,
+        timeout_s: float,
+    ) -> None:
+        """`abortable` takes what ends this once the engine has no part in it."""
+        self._room = room
+        self._leave = leave
+        self._abortable = abortable
+        self._releases = releases
+        self._timeout_s = timeout_s
+        self._handoff: Handoff | None = None
+        self._complete = False
+
+    async def complete(self, output: GenerateOutput) -> GenerateOutput:
+        handoff = output.handoff
+        if handoff is None:
+            self.close("the prefill request was aborted")
+            raise RequestFailedError(self._failure("the request was aborted"))
+        self._handoff = handoff
+        self._abortable(partial(self.close, "the request was aborted on the prefill server"))
+        self._room.offer(handoff)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._taken(handoff)
+        except TimeoutError:
+            raise RequestFailedError(
+                self._failure(f"nobody took it within {self._timeout_s:g} s")
+            ) from None
+        self._complete = True
+        return msgspec.structs.replace(output, handoff=None)
+
+    async def _taken(self, handoff: Handoff) -> None:
+        """Return when the other side has read everything; raises `RequestFailedError`."""
+        try:
+            await self._room.given()
+        except RequestFailedError as error:
+            raise RequestFailedError(self._failure(str(error))) from None
+        for handle in handoff.handles():
+            ending = await ended(handle)
+            if ending.reason is not Reason.TAKEN:
+                raise RequestFailedError(self._failure(ending.message))
+
+    def close(self, reason: str) -> None:
+        self._leave()
+        if self._complete:
+            return
+        self._complete = True
+        self._room.fail(reason)
+        if self._handoff is not None:
+            self._releases.drop(self._handoff, reason)
+
+    def _failure(self, why: str) -> str:
+        why = self._room.failure or why
+        return f"the computed prompt of bootstrap_room={self._room.number} was not taken: {why}"
