@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from phalanx.errors import RequestFailedError
 from phalanx.loop.eviction import Candidate, LeastRecentlyUsed, Priority
+from phalanx.step.outcomes import AdmitOutcome, AllocationFailed
+from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.token_request import NODE
 from tests.loop.ledger import bench_of, expected
 
@@ -203,6 +205,35 @@ def test_defect_8_6_14_a_reload_that_does_not_fit_has_others_give_up_theirs():
 
 def _stream(bench, rid):
     return bench.cache._table.streams[rid]["main"]
+
+
+def test_who_waits_with_state_that_cannot_be_moved_gives_it_up_before_the_last_one_fails():
+    """Two places that no resource can move; both belong to requests that are on the host."""
+    places: set[str] = set()
+
+    def react(verb, rids):
+        if verb == "remove":
+            places.difference_update(rids)
+        elif verb == "admit":
+            if len(places.union(rids)) > 2:
+                reason = AllocationFailed("no place", 1, rids[-1])
+                return AdmitOutcome(ok=False, reason=reason)
+            places.update(rids)
+        return None
+
+    probe = ProbeSpec("probe", frozenset({NODE}), react=react)
+    bench = bench_of(num_pages=16, page_size=2, host_pages=16, probe=probe)
+    for rid in "ab":
+        bench.start(rid, 4, 3)
+    bench.tick()
+    for rid in "ab":
+        bench.engine.residency.offload(rid)
+    bench.start("c", 4, 3, priority=1)
+    bench.finish()
+    assert bench.states["b"].num_push_backs > 0
+    assert bench.states["a"].num_push_backs == 0
+    for rid in bench.states:
+        assert bench.output(rid) == expected(bench, rid)
 
 
 def test_push_back_all_drops_what_is_on_the_host_too():

@@ -137,12 +137,16 @@ class Admission:
         affected = None if batch.failed_resource is None else (batch.failed_resource,)
         if self._relieve(batch.node, affected, oldest, batch.request_ids):
             return
-        youngest = running[-1]
-        if len(running) == 1:
-            error = RequestFailedError(f"no room can be made: {reason.message}")
-            self._roster.fail(youngest, error)
+        if len(running) > 1:
+            self._roster.push_back(running[-1])
+            return
+        # Who waits with some state may hold what ran out, though it cannot be moved or counted.
+        parked = [request for request in self._roster.waiting if request.opened]
+        if parked:
+            self._drop(parked[-1])
         else:
-            self._roster.push_back(youngest)
+            error = RequestFailedError(f"no room can be made: {reason.message}")
+            self._roster.fail(running[-1], error)
 
     def _relieve(
         self,
