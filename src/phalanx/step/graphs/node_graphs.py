@@ -108,18 +108,17 @@ class NodeGraphs:
         if not self.captures or not batch.rows:
             batch.lease = batch.leased_rows = None
         elif batch.leased_rows != batch.layout:
+            earlier, batch.lease, batch.leased_rows = batch.lease, None, None
             key = self._submodule.capture_key(batch.walk, batch.rows)
             spans = [row.span for row in batch.rows]
             prepared = batch.inputs is not None
             bucket = self._graphs.bucket_of(batch.walk, key, spans, prepared=prepared)
-            if bucket is None:
-                batch.lease = None
-            else:
-                slot = self._slots.take() if batch.lease is None else batch.lease.slot
+            if bucket is not None:
+                slot = self._slots.take() if earlier is None else earlier.slot
                 batch.lease = SlotLease(bucket, slot)
             # What was asked too early to know is asked again.
-            known = prepared or batch.lease is not None
-            batch.leased_rows = batch.layout if known else None
+            if prepared or bucket is not None:
+                batch.leased_rows = batch.layout
         return batch.lease
 
     def lease_regions(self, walk: str, layout: Layout) -> dict[str, RegionRun]:
