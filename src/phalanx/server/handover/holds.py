@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 from phalanx.errors import RequestFailedError
 from phalanx.schema.generate import Handoff
 from phalanx.schema.handoff import Handle
 from phalanx.step.transfer import client, frames
 from phalanx.step.transfer.base import Ending, Reason
-from phalanx.step.transfer.channels import CONNECT_TIMEOUT_S
+from phalanx.step.transfer.channels import channel_of
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ async def ended(handle: Handle) -> Ending:
     """Wait until a hold has ended; raises `RequestFailedError` where its engine is gone."""
     try:
         reader, writer = await _connected(handle)
-    except (OSError, TimeoutError) as error:
+    except OSError as error:
         raise RequestFailedError(
             f"{client.place(handle.source)} does not answer: {error}"
         ) from error
@@ -39,11 +40,11 @@ async def ended(handle: Handle) -> Ending:
 
 
 async def _connected(handle: Handle) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    source = handle.source
-    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        if source.scheme == "shm":
-            return await asyncio.open_unix_connection(f"\0{source.host}")
-        return await asyncio.open_connection(source.host, source.port)
+    connection = await asyncio.to_thread(channel_of(handle.source).connect, handle.source)
+    connection.setblocking(False)
+    if connection.family == socket.AF_UNIX:
+        return await asyncio.open_unix_connection(sock=connection)
+    return await asyncio.open_connection(sock=connection)
 
 
 class Releases:
