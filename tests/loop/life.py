@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from phalanx.errors import RequestFailedError
 from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
+from phalanx.loop.step_loop import StepLoop
 from phalanx.schema.control import PauseMode
 from phalanx.schema.events import Failed, Final
 from phalanx.step.outcomes import (
@@ -19,9 +20,10 @@ from phalanx.step.outcomes import (
     RequestOffloading,
 )
 from phalanx.testing.probe_resource import ProbeResource, ProbeSpec
-from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
+from phalanx.testing.step_models import CacheReader, cache_reader_engine
 from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
 from tests.loop.ledger import Bench
+from tests.loop.surprising import due_tokens
 
 IN_PROBE = {stage.value: stage for stage in (Stage.ADMIT, Stage.PLAN, Stage.COMMIT, Stage.PUBLISH)}
 
@@ -38,6 +40,7 @@ class Surroundings:
     max_rows: int | None
     host_pages: int = 0
     eviction: EvictionPolicy = field(default_factory=LeastRecentlyUsed)
+    loop: type[StepLoop] = StepLoop
 
 
 class Refusal(enum.Enum):
@@ -72,7 +75,9 @@ class Saboteur:
     def __call__(self, verb: str, rids: tuple[str, ...]) -> AdmitOutcome | None:
         if verb == "admit" and self.refusals:
             reason = self.refusals.pop()(rids[-1])
-            if isinstance(reason, AdmitRuntimeError) or self.bench.loop.num_running == 1:
+            # A row of a step whose forward failed is tried alone, and not again.
+            alone = len(rids) == 1 or self.bench.loop.num_running == 1
+            if isinstance(reason, AdmitRuntimeError) or alone:
                 self.casualties.update(rids)
             return AdmitOutcome(ok=False, reason=reason)
         if verb in IN_PROBE:
@@ -104,7 +109,11 @@ class Life:
             host_pages=around.host_pages,
         )
         self.bench = Bench(
-            engine, tokens=around.tokens, running=around.running, eviction=around.eviction
+            engine,
+            tokens=around.tokens,
+            running=around.running,
+            eviction=around.eviction,
+            kind=around.loop,
         )
         self.saboteur.bench = self.bench
         self.pool = around.num_pages * around.page_size
@@ -136,7 +145,7 @@ class Life:
         assert isinstance(probe, ProbeResource)
         for _ in range(num_ticks):
             self.bench.tick()
-            assert not probe.in_flight
+            assert not probe.in_flight or self.bench.looks_ahead
 
     def cancel(self, choice: int) -> None:
         live = sorted(self.bench.ledger.live)
@@ -186,6 +195,7 @@ class Life:
         states = [bench.states[rid] for rid in bench.ledger.live]
         work = sum(len(state.prompt) + state.count + 5 for state in states)
         bench.finish(max_ticks=(1 + len(states)) * work + 5)
+        bench.loop.close()
         counted = sum(state.num_push_backs for state in bench.states.values())
         assert bench.loop.num_push_backs >= counted
         assert set(bench.ledger.ended) == set(bench.states)
@@ -194,7 +204,7 @@ class Life:
 
     def _check(self, rid: str, event: Final | Failed) -> None:
         state = self.bench.states[rid]
-        expected = expected_tokens(state.prompt, state.count)
+        expected = due_tokens(state)
         got = tuple(self.bench.ledger.tokens[rid])
         assert got == expected[: len(got)], f"{rid} gave {got} instead of {expected}"
         if isinstance(event, Failed):

@@ -4,6 +4,7 @@ ends once with what it gives alone, and in the end everything is as at the start
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,15 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from phalanx.loop.eviction import LeastRecentlyUsed, Priority
+from phalanx.loop.step_loop import StepLoop
 from phalanx.schema.control import PauseMode
-from phalanx.testing.token_request import NODE, Stage, StepFault
+from phalanx.testing.token_request import NODE, Stage, StepFault, TokenRequest
 from tests.loop.life import Life, Refusal, Surroundings
+from tests.loop.surprising import StoppingRequest, WanderingRequest
 
 FAULTS = st.builds(StepFault, st.sampled_from(Stage), st.integers(0, 3))
 
 
 class LoopMachine(RuleBasedStateMachine):
     """Finds short lives that go wrong."""
+
+    loop = StepLoop
 
     @initialize(
         around=st.builds(
@@ -35,7 +40,7 @@ class LoopMachine(RuleBasedStateMachine):
         )
     )
     def begin(self, around):
-        self.life = Life(around)
+        self.life = Life(replace(around, loop=self.loop))
 
     @rule(
         length=st.integers(1, 12),
@@ -45,9 +50,10 @@ class LoopMachine(RuleBasedStateMachine):
         skips=st.sampled_from([0, 0, 0, 0, 2]),
         indivisible=st.sampled_from([False, False, False, True]),
         fault=st.one_of(st.none(), FAULTS),
+        kind=st.sampled_from([TokenRequest, TokenRequest, StoppingRequest, WanderingRequest]),
     )
-    def start(self, length, count, priority, walk, skips, indivisible, fault):
-        options = {"skips": skips, "indivisible": indivisible, "place": (NODE, walk)}
+    def start(self, length, count, priority, walk, skips, indivisible, fault, kind):
+        options = {"skips": skips, "indivisible": indivisible, "place": (NODE, walk), "kind": kind}
         self.life.start(length, count, priority, fault, **options)
 
     @rule(
@@ -96,7 +102,7 @@ TestLoopMachine.settings = settings(
 )
 
 
-def crowded_life(dice: random.Random) -> Life:
+def crowded_life(dice: random.Random, loop: type[StepLoop] = StepLoop) -> Life:
     """A life in which many run together, so that what one does is felt by others."""
     life = Life(
         Surroundings(
@@ -108,6 +114,7 @@ def crowded_life(dice: random.Random) -> Life:
             max_rows=dice.choice([None, None, 3]),
             host_pages=dice.choice([0, 3, 30]),
             eviction=dice.choice([LeastRecentlyUsed(), Priority()]),
+            loop=loop,
         )
     )
     for _ in range(12):

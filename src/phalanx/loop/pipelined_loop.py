@@ -20,6 +20,7 @@ from phalanx.loop.step_loop import Rows, StepLoop, able
 from phalanx.loop.step_threads import StepThreads
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.engine import StepEngine
+from phalanx.step.outcomes import AllocationFailed
 
 MAX_CONSECUTIVE_AHEAD = 1024
 _LRU = LeastRecentlyUsed()
@@ -144,7 +145,7 @@ class PipelinedLoop(StepLoop):
         if yields or engine.waker.woken or not engine.speculates(flight.plan.node):
             return None
         flying = {row.request_id: row.span for row in flight.batch.rows}
-        found = self._plan_ahead([row for row in flight.rows if row[0].rid in flying])
+        found = self._plan_ahead(flight, [row for row in flight.rows if row[0].rid in flying])
         if found is None:
             return None
         plan, works = found
@@ -157,7 +158,9 @@ class PipelinedLoop(StepLoop):
         planned = self._threads.plan(batch, flight.batch) if plans else None
         return _Ahead(plan, rows, batch, planned, works)
 
-    def _plan_ahead(self, flying: Rows) -> tuple[StepPlan, Mapping[str, Work]] | None:
+    def _plan_ahead(
+        self, flight: _Flight, flying: Rows
+    ) -> tuple[StepPlan, Mapping[str, Work]] | None:
         """The next step if these rows go on as they foresee, and what they then want.
 
         Who is new is let in for it, if that takes nothing but room that is free.
@@ -167,17 +170,31 @@ class PipelinedLoop(StepLoop):
         if foreseen is None:
             return None
         plan = plan_ahead(foreseen, roster.waiting, self._budget, self._engine)
-        if plan is not None and plan.admitted:
-            if any(one.opened or one.published for one in plan.admitted):
-                return None
-            self._admission.admit(plan.admitted)
-            self._adopt([one for one in plan.admitted if one.able])
+        admitted = () if plan is None else plan.admitted
+        if any(one.opened or one.published for one in admitted):
+            return None
+        self._admission.admit(admitted)
+        if self._adopt_beside(flight) or admitted:
             foreseen = foresee(flying, roster.running, roster.num_turns)
             assert foreseen is not None
             plan = plan_ahead(foreseen, (), self._budget, self._engine)
         if plan is None or not self._engine.speculates(plan.node):
             return None
         return plan, foreseen.works
+
+    def _adopt_beside(self, flight: _Flight) -> bool:
+        """As `_adopt`, for requests that are not in flight."""
+        flying = {one.rid for one, _ in flight.rows}
+        beside = [
+            one
+            for one in self._roster.running
+            if one.rid not in flying and one.work.remaining > 1 and one.able
+        ]
+        if not any(self._engine.prefixes.adoptable(one.work.node) for one in beside):
+            return False
+        # What is known of their tokens must not depend on how far the step has come.
+        flight.batch.commit_done.wait()
+        return self._adopt(beside)
 
     def _await(self, flight: _Flight) -> None:
         """Wait until a step has run; raises what escaped from it."""
@@ -208,7 +225,8 @@ class PipelinedLoop(StepLoop):
         """Settle the rows of a step whose requests are where it took them to be."""
         rows = tuple(row for row in flight.rows if flight.serves(row[0]))
         if flight.batch.admit_error is not None:
-            if len(rows) == len(flight.rows):
+            # Room it was refused for may have been freed by those who ended since.
+            if not isinstance(flight.batch.admit_error, AllocationFailed) and rows == flight.rows:
                 self._admission.resolve(flight.batch)
             self._drive(flight.plan, rows)
             return

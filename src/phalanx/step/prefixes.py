@@ -25,6 +25,10 @@ class Prefixes:
             if len(self._prefixed.keys() & keys) == 1
         }
 
+    def adoptable(self, node: str) -> bool:
+        """Whether requests at this node can skip tokens at all."""
+        return node in self._nodes
+
     def adopt(self, node: str, rid: str) -> int:
         """Take over what is known of the request's next tokens; returns how many tokens that is.
 
