@@ -33,24 +33,22 @@ class SlotBuffers:
         self, lease: SlotLease, name: str, values: NDArray[np.generic], fill: int, times: int = 1
     ) -> Tensor:
         """`values` [rows, ...] padded with `fill` to the bucket's rows, `times` over."""
-        return self._written(
-            lease, name, values, fill, (times * lease.bucket.rows, times * self._max_rows)
-        )
+        sizes = times * lease.bucket.rows, times * self._max_rows
+        return self._written(lease, _named(name, times), values, fill, sizes)
 
     def tokens(
         self, lease: SlotLease, name: str, values: NDArray[np.generic], fill: int, times: int = 1
     ) -> Tensor:
         """`values` [tokens, ...] padded with `fill` to the bucket's tokens, `times` over."""
-        return self._written(
-            lease, name, values, fill, (times * lease.bucket.tokens, times * self._max_tokens)
-        )
+        sizes = times * lease.bucket.tokens, times * self._max_tokens
+        return self._written(lease, _named(name, times), values, fill, sizes)
 
     def starts(
         self, lease: SlotLease, name: str, values: NDArray[np.generic], times: int = 1
     ) -> Tensor:
         """Where each row begins, and the end [rows + 1]; rows behind the last one are empty."""
-        size, most = times * lease.bucket.rows + 1, times * self._max_rows + 1
-        return self._written(lease, name, values, int(values[-1]), (size, most))
+        sizes = times * lease.bucket.rows + 1, times * self._max_rows + 1
+        return self._written(lease, _named(name, times), values, int(values[-1]), sizes)
 
     def tensor(
         self, lease: SlotLease, name: str, shape: tuple[int, ...], like: torch.dtype
@@ -92,3 +90,8 @@ class SlotBuffers:
                 f"{found.dtype} when it was captured; static buffers never move"
             )
         return found
+
+
+def _named(name: str, times: int) -> str:
+    """Captures of one node may combine a label's sources in different numbers."""
+    return name if times == 1 else f"{name} of {times}"
