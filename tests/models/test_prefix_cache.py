@@ -28,6 +28,13 @@ def scores(output) -> list[float]:
     return list(output.completions[0].logprobs.values)
 
 
+def alike(model, values):
+    """The same bits, where a row's sums do not depend on how many rows there are."""
+    if model.operators.name == "native":
+        return list(values)
+    return [None if value is None else pytest.approx(value, abs=2e-5) for value in values]
+
+
 def test_known_ids_the_first_and_the_second_time(smollm2):
     """The last page of a prompt is never whole, or has its last token left out."""
     drive = Drive(smollm2)
@@ -62,7 +69,7 @@ def test_the_same_answer_with_what_is_known(smollm2, tale, sampling):
         for one, other in zip(output.completions, expected.completions, strict=True):
             assert one.token_ids == other.token_ids
             assert one.finish_reason == other.finish_reason
-            assert one.logprobs.values == pytest.approx(other.logprobs.values, abs=2e-5)
+            assert list(one.logprobs.values) == alike(smollm2, other.logprobs.values)
         assert output.cached_tokens == (96 if known else 0)
         assert expected.cached_tokens == 0
 
@@ -92,10 +99,8 @@ def test_positions_whose_scores_are_wanted_are_computed(smollm2, tale, start, ca
     [output] = drive.run(request_of(tale, options))
     assert output.cached_tokens == cached
     assert output.prompt_logprobs.token_ids == expected.prompt_logprobs.token_ids == tale[start:]
-    for one, other in zip(
-        output.prompt_logprobs.values, expected.prompt_logprobs.values, strict=True
-    ):
-        assert one == other is None or one == pytest.approx(other, abs=2e-5)
+    values = expected.prompt_logprobs.values
+    assert list(output.prompt_logprobs.values) == alike(smollm2, values)
     assert ids_of(output) == ids_of(expected)
 
 
