@@ -15,6 +15,8 @@ from phalanx.errors import RequestFailedError
 from phalanx.step.transfer.base import Content, Ending, HeldState, PageRead, Reason
 
 Watcher = Callable[[Ending], None]
+MAX_ENDINGS = 4096
+UNKNOWN = Ending(Reason.CLOSED, "nothing was held under this id")
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Holds:
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
         self._holds: dict[str, _Hold] = {}
+        self._endings: dict[str, Ending] = {}
+        """Of the newest holds that have ended, for those who ask late."""
 
     def __len__(self) -> int:
         return len(self._holds)
@@ -73,13 +77,14 @@ class Holds:
         self._settle(key, hold)
 
     def watch(self, key: str, watcher: Watcher) -> None:
-        """Call `watcher` once the hold has ended; at once where there is none."""
+        """Call `watcher` once the hold has ended; at once where it has."""
         with self._lock:
             hold = self._holds.get(key)
             if hold is not None:
                 hold.watchers.append(watcher)
                 return
-        watcher(Ending(Reason.CLOSED, "nothing is held under this id"))
+            ending = self._endings.get(key, UNKNOWN)
+        watcher(ending)
 
     def expire(self) -> float | None:
         """End what was kept too long; the seconds until the next may be due, None for no hold."""
@@ -102,6 +107,9 @@ class Holds:
         with self._lock:
             if hold.ending is None or hold.num_readers or self._holds.pop(key, None) is None:
                 return
+            self._endings[key] = hold.ending
+            if len(self._endings) > MAX_ENDINGS:
+                del self._endings[next(iter(self._endings))]
         hold.state.free()
         for watcher in hold.watchers:
             watcher(hold.ending)
