@@ -101,6 +101,11 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorded: list[_Recorded] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # A capture is not compiled; to keep the compiler away torch would load it first.
+        return False
+
     def __torch_dispatch__(
         self,
         func: OpOverload[..., Any],
