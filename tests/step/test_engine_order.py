@@ -80,7 +80,7 @@ class Bench:
         ]
 
 
-def test_a_batched_step_admits_plans_and_commits_in_dependency_order():
+def test_rule_2_17_1_a_batched_step_admits_plans_and_commits_in_dependency_order():
     bench = Bench(batched=True)
     bench.engine.exec(bench.batch)
     bench.engine.finalize(bench.batch)
@@ -96,7 +96,7 @@ def test_a_batched_step_admits_plans_and_commits_in_dependency_order():
     assert bench.node.plans_seen == [{"c": (), "b": ("c",), "a": ("c", "b")}]
 
 
-def test_row_by_row_all_are_admitted_before_any_is_planned():
+def test_rule_2_17_1_row_by_row_all_are_admitted_before_any_is_planned():
     bench = Bench(batched=False)
     bench.engine.exec(bench.batch)
     expected = []
@@ -113,7 +113,7 @@ def test_row_by_row_all_are_admitted_before_any_is_planned():
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_nothing_is_planned_or_committed_if_any_row_is_refused(batched):
+def test_rule_2_17_2_nothing_is_planned_or_committed_if_any_row_is_refused(batched):
     def react(verb, rids):
         return REFUSED if verb == "admit" and "y" in rids else None
 
@@ -145,7 +145,7 @@ def test_a_refusal_rolls_back_the_others_last_first():
     assert all(not bench.engine.resource(key).in_flight for key in "abc")
 
 
-def test_commit_is_done_before_outputs_are_copied_and_ready_only_after():
+def test_rule_2_17_3_commit_is_done_before_outputs_are_copied_and_ready_only_after():
     bench = Bench(batched=True)
     seen = []
 
@@ -169,7 +169,7 @@ def waiters_are_released(batch: ExecutingBatch) -> bool:
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("verb", ["admit", "plan", "commit"])
-def test_waiters_are_released_when_a_resource_raises(batched, verb):
+def test_rule_2_17_3_waiters_are_released_when_a_resource_raises(batched, verb):
     def react(called, rids):
         if called == verb:
             raise ValueError(verb)
@@ -185,7 +185,7 @@ def test_waiters_are_released_when_a_resource_raises(batched, verb):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_waiters_are_released_when_the_forward_raises(error):
+def test_rule_2_17_3_waiters_are_released_when_the_forward_raises(error):
     bench = Bench(batched=True)
 
     def raise_error():
