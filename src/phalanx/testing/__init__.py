@@ -15,8 +15,10 @@ from phalanx.testing.counting import (
     Fault,
 )
 from phalanx.testing.echo import Echo, EchoArgs, EchoOutput, EchoRequest
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.resource_case import ResourceCase
 from phalanx.testing.resource_conformance import check_resource
+from phalanx.testing.submodule_conformance import SubmoduleCase, check_submodule
 
 __all__ = [
     "ConformanceError",
@@ -32,7 +34,10 @@ __all__ = [
     "EchoRequest",
     "Fault",
     "ManualClock",
+    "ModelParts",
     "ResourceCase",
+    "SubmoduleCase",
     "check_batching_entry",
     "check_resource",
+    "check_submodule",
 ]

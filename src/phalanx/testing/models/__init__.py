@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.models.decoder import decoder_parts
 from phalanx.testing.models.encoder_decoder import TranslateRequest, encoder_decoder_parts
 from phalanx.testing.models.flow_request import FlowRequest
 from phalanx.testing.models.guided_flow import guided_flow_parts
-from phalanx.testing.models.parts import ModelParts
 from phalanx.testing.models.recurrent import RECURRENT_PLACE, recurrent_parts
 from phalanx.testing.models.stateless import VectorRequest, stateless_parts
 

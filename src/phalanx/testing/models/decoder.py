@@ -7,7 +7,8 @@ from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.kv_cache import KVSpec
 from phalanx.step.resources.positions import PositionSpec
 from phalanx.step.resources.sampler import SamplerSpec
-from phalanx.testing.models.parts import ModelParts, kv_config
+from phalanx.testing.model_parts import ModelParts
+from phalanx.testing.models.parts import kv_config
 from phalanx.testing.token_request import NODE
 from phalanx.testing.toy_decoder import (
     NUM_LAYERS,

@@ -30,12 +30,12 @@ from phalanx.step.resources.ragged_attention import (
     RaggedStep,
 )
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.models.parts import (
     HEADS,
     VOCAB_SIZE,
     WIDTH,
     Block,
-    ModelParts,
     Prepared,
     RandomWeights,
     SmallRequest,

@@ -27,6 +27,7 @@ from phalanx.step.resources.kv_cache import KVSpec, KVStep
 from phalanx.step.resources.positions import PositionSpec, PositionStep
 from phalanx.step.resources.slot_state import SlotState, SlotStateSpec, StateBlock, StateStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.models.flow_request import (
     FLOW_NODE,
     LATENT_WIDTH,
@@ -38,7 +39,6 @@ from phalanx.testing.models.parts import (
     VOCAB_SIZE,
     WIDTH,
     Block,
-    ModelParts,
     Prepared,
     RandomWeights,
     answer,

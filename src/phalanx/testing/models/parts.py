@@ -1,4 +1,4 @@
-"""What the small models have in common: their parts, their weights, and how their requests begin."""
+"""What the small models have in common: layers, weights, and how their requests begin."""
 
 from __future__ import annotations
 
@@ -9,35 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phalanx.device.base import DeviceBackend
-from phalanx.device.cpu import CpuBackend
 from phalanx.device.operators.base import HeadLayout, Operators
 from phalanx.loop.request import Work
-from phalanx.step.engine import StepEngine
 from phalanx.step.outputs import Column, NodeOutputs
 from phalanx.step.resources.attention import PagedAttention
-from phalanx.step.resources.base import ResourceConfig, ResourceSpec
+from phalanx.step.resources.base import ResourceConfig
 from phalanx.step.resources.kv_step import KVConfig
-from phalanx.step.submodule import NodeSubmodule
 
 HEADS = HeadLayout(num_heads=4, num_kv_heads=2, head_dim=8)
 WIDTH = HEADS.num_heads * HEADS.head_dim
 VOCAB_SIZE = 61
 EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class ModelParts:
-    """Nodes by name and the resources they use: what an engine is loaded with."""
-
-    submodules: Mapping[str, NodeSubmodule]
-    specs: tuple[ResourceSpec, ...]
-
-    def engine(self, backend: DeviceBackend | None = None) -> StepEngine:
-        """An engine of this model, on the CPU unless told otherwise."""
-        made = StepEngine(backend or CpuBackend())
-        made.load_model(self.submodules, self.specs)
-        return made
 
 
 class RandomWeights:

@@ -21,9 +21,9 @@ from phalanx.step.resources.recurrent_state import (
     StateStep,
 )
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.models.parts import (
     VOCAB_SIZE,
-    ModelParts,
     Prepared,
     RandomWeights,
     answer,

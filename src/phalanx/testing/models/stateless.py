@@ -13,8 +13,8 @@ from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
+from phalanx.testing.model_parts import ModelParts
 from phalanx.testing.models.parts import (
-    ModelParts,
     Prepared,
     RandomWeights,
     SmallRequest,
