@@ -145,7 +145,6 @@ class WalkRun:
         elif turns.iteration + 1 < turns.bound:
             turns.iteration += 1
             self._back.update(turns.pending)
-            turns.pending.clear()
             return True
         for route, values in turns.leaving.values():
             self._deliver(route, values, route.exits.index(loop) + 1)
