@@ -159,24 +159,19 @@ class Admission:
         any. `affected` are the resources that ran out, None for all of the node.
         """
         residency, roster = self._engine.residency, self._roster
-
-        def held(request: LoopRequest) -> int:
-            return residency.reclaimable(node, request.rid, affected)
-
         holders = [
             request
             for request in (*roster.running, *roster.waiting)
-            if request.opened and request is not spared and held(request)
+            if request.opened
+            and request is not spared
+            and residency.reclaimable(node, request.rid, affected)
         ]
         for candidate in self._policy.order(self._candidates(holders, affected, in_batch)):
-            request = roster.requests[candidate.rid]
-            before = held(request)
-            if not residency.offload(request.rid):
-                continue
-            self.num_offloads += 1
-            if request.status is Status.RUNNING:
-                roster.park(request)
-            if held(request) < before:
+            if residency.offload(candidate.rid):
+                self.num_offloads += 1
+                request = roster.requests[candidate.rid]
+                if request.status is Status.RUNNING:
+                    roster.park(request)
                 return True
         for request in reversed(roster.waiting):
             if request in holders:
