@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.resources.kv_step import KVConfig
@@ -26,8 +25,8 @@ class HostPages:
         self._free = list(range(config.host_pages - 1, -1, -1))
         shape = (config.host_pages, config.page_size, config.num_kv_heads, config.head_dim)
         self._layers = tuple(
-            (self._allocated(shape, config.dtype), self._allocated(shape, config.dtype))
-            for _ in range(config.num_layers)
+            (backend.alloc_host(shape, config.dtype), backend.alloc_host(shape, config.dtype))
+            for _ in range(config.num_layers if config.host_pages else 0)
         )
 
     @property
@@ -66,7 +65,3 @@ class HostPages:
                 tensor[target] = kept[origin].to(tensor.device)
         # The next step may run on another stream.
         self._backend.record_event().synchronize()
-
-    @staticmethod
-    def _allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
