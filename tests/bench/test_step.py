@@ -9,6 +9,7 @@ from phalanx.bench.idle_model import IdleRequest, idle_loop
 from phalanx.bench.results import Report, Sample
 from phalanx.bench.step import step
 from phalanx.bench.step_overhead import (
+    AHEAD,
     OURS,
     REST,
     SHARE,
@@ -28,6 +29,7 @@ def test_a_run_tells_the_own_time_and_each_stage_of_every_size(tmp_path, capsys)
     keys = {own_key(rows) for rows in (1, 3)}
     keys |= {stage_key(stage, rows) for stage in (*STAGES, REST) for rows in (1, 3)}
     assert {measure.key for measure in report.measures} == keys
+    assert len(report.values(own_key(3), AHEAD)) == 2
     for key in keys:
         values = report.values(key, OURS)
         assert len(values) == 2 and all(value > 0 for value in values)
@@ -55,12 +57,14 @@ def test_goals_are_held_against_the_medians(values, met):
     assert [goal.met for goal in goals(report_of(values), (1, 10))] == met
 
 
-def test_the_idle_model_runs_its_requests_to_their_end():
-    loop = idle_loop(3, 200)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_idle_model_runs_its_requests_to_their_end(ahead):
+    loop = idle_loop(3, 200, ahead=ahead)
     for rid in "abc":
         loop.start(rid, IdleRequest(5))
-    while not loop.idle:
+    while loop.busy:
         loop.tick()
+    loop.close()
     assert (loop.num_steps, loop.num_push_backs) == (5, 0)
 
 

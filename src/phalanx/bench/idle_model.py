@@ -16,6 +16,8 @@ from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
 from phalanx.device.operators import create_operators
 from phalanx.device.stage_times import StageTimes
+from phalanx.loop.outlook import Foreseeing, Outlook
+from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.request import Work
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
@@ -36,7 +38,7 @@ PAGE_SIZE = 16
 PROMPT_TOKENS = 100
 
 
-class IdleRequest:
+class IdleRequest(Foreseeing):
     """Takes one token after another, `count` of them."""
 
     def __init__(self, count: int) -> None:
@@ -50,6 +52,10 @@ class IdleRequest:
             return None
         span = 1 if self._computed else PROMPT_TOKENS
         return Work(NODE, WALK, span, self._computed + span)
+
+    def work_after(self, span: int) -> Work | Outlook:
+        computed = self._computed + span
+        return Work(NODE, WALK, 1, computed + 1) if self._left > 1 else Outlook.ENDS
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         return {"sampler": SamplerConfig(RowFilter(temperature=0.0), seed=0)}
@@ -80,10 +86,19 @@ class _Prepared:
     token_ids: Tensor
 
 
+@dataclass(frozen=True)
+class _Threaded:
+    """A token that the step before has left on the device."""
+
+    values: Tensor
+    place: int
+
+
 class IdleNode(NodeSubmodule):
     """Declares what a decoder does; its forward hands out zeros."""
 
     publishes = False
+    speculates = True
 
     def __init__(self, backend: DeviceBackend, max_rows: int) -> None:
         super().__init__()
@@ -92,9 +107,23 @@ class IdleNode(NodeSubmodule):
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return True
 
-    def prepare_inputs(self, walk: str, row: StepRow) -> list[int]:
+    def prepare_inputs(self, walk: str, row: StepRow) -> int:
         state: IdleRequest = row.info.state
-        return [state.token] * row.span
+        return state.token
+
+    def thread_outputs(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        before: Sequence[NodeOutputs],
+    ) -> Sequence[Any]:
+        ((column,),) = [list(part.columns.values()) for part in before]
+        places = {rid: place for place, rid in enumerate(column.request_ids)}
+        return [
+            _Threaded(column.values, places[row.request_id]) if row.ahead else given
+            for row, given in zip(rows, inputs, strict=True)
+        ]
 
     def declare_step(
         self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
@@ -111,7 +140,10 @@ class IdleNode(NodeSubmodule):
         )
 
     def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
-        token_ids = torch.tensor([token for given in inputs for token in given])
+        if isinstance(inputs[0], _Threaded):
+            token_ids = inputs[0].values[torch.tensor([given.place for given in inputs])]
+        else:
+            token_ids = torch.tensor(inputs)
         return _Prepared(tuple(row.request_id for row in engine.rows), token_ids)
 
     def forward(self, prepared: _Prepared) -> NodeOutputs:
@@ -124,8 +156,13 @@ class IdleNode(NodeSubmodule):
         return frozenset()
 
 
-def idle_loop(max_rows: int, max_tokens: int, times: StageTimes | None = None) -> StepLoop:
-    """A loop over one idle node, with room for `max_rows` requests of `max_tokens` tokens."""
+def idle_loop(
+    max_rows: int, max_tokens: int, times: StageTimes | None = None, *, ahead: bool = False
+) -> StepLoop:
+    """A loop over one idle node, with room for `max_rows` requests of `max_tokens` tokens.
+
+    With `ahead` the next step is prepared and planned while one is computed.
+    """
     backend = create_backend("cpu", times)
     operators = create_operators("off", "cpu", torch.float32)
     nodes = frozenset({NODE})
@@ -148,4 +185,5 @@ def idle_loop(max_rows: int, max_tokens: int, times: StageTimes | None = None) -
             SamplerSpec("sampler", nodes, 32),
         ],
     )
-    return StepLoop(engine, Budget(max_rows * PROMPT_TOKENS, max_rows))
+    budget = Budget(max_rows * PROMPT_TOKENS, max_rows)
+    return PipelinedLoop(engine, budget) if ahead else StepLoop(engine, budget)
