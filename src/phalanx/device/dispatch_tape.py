@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from phalanx.device.graph import CaptureScope, Computation
 from phalanx.errors import ConfigurationError, PhalanxError
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _READS = frozenset({"numpy", "tolist", "item", "__array__", "data_ptr", "cpu_data_ptr"})
 """Methods of a tensor that hand values to the host without the dispatcher's knowledge, or with it."""
 
@@ -116,10 +117,11 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if _reads_host(func, args):
             raise _refusal(str(func))
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            # Its parts come here one by one: views among them need not run again.
+        if func.has_kernel_for_dispatch_key(_COMPOSITE):
+            # Its parts come here one by one: views among them need not run again. The kernel that
+            # ran without a tape runs, not torch's rewriting of it in Python.
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         computed = func(*args, **kwargs)
         self._note(_Recorded(func, args, kwargs, _results((args, kwargs), computed)))
         return computed
