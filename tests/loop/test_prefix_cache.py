@@ -138,9 +138,11 @@ class SharingMachine(RuleBasedStateMachine):
         tokens=st.sampled_from([1, 3, 5, 64]),
         running=st.sampled_from([1, 3, 6]),
         batched=st.booleans(),
+        host_pages=st.sampled_from([0, 3, 9]),
     )
-    def begin(self, num_pages, page_size, tokens, running, batched):
-        engine = cache_reader_engine(num_pages, page_size, node=CacheReader(batched=batched))
+    def begin(self, num_pages, page_size, tokens, running, batched, host_pages):
+        node = CacheReader(batched=batched)
+        engine = cache_reader_engine(num_pages, page_size, node=node, host_pages=host_pages)
         self.bench = Bench(engine, tokens=tokens, running=running)
         self.pool = num_pages * page_size
         self.texts = [(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)]
@@ -172,6 +174,13 @@ class SharingMachine(RuleBasedStateMachine):
         live = sorted(self.bench.ledger.live)
         if live:
             self.bench.loop.cancel(live[choice % len(live)])
+            check_pages(self.bench.cache)
+
+    @rule(choice=st.integers(0, 99))
+    def move_away(self, choice):
+        live = sorted(self.bench.ledger.live)
+        if live:
+            self.bench.engine.residency.offload(live[choice % len(live)])
             check_pages(self.bench.cache)
 
     @rule()
