@@ -94,7 +94,7 @@ def test_cancel_hands_out_what_was_held_back(tiny):
 
 
 def test_cancel_of_several_completions(tiny):
-    drive = started(tiny, request(n=3, max_new_tokens=6, logit_bias=((9, 100.0),)), ticks=11)
+    drive = started(tiny, request(n=3, logit_bias=((9, 100.0),)), ticks=11)
     assert {len(delta.token_ids) for delta in drive.deltas["0"]} == {1}
     drive.service.cancel("0")
     drive.finish()
