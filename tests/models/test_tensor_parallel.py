@@ -195,7 +195,7 @@ def test_draws_without_a_seed_are_equal_on_all_ranks(tiny, tiny_dir, two_ranks):
 def test_all_ranks_choose_the_same_victims(tiny_dir, tmp_path, two_ranks):
     """Batches and push-backs of both ranks in a pool for two requests, and those of one rank."""
     many = [sampled(n=2, sampling_seed=1), *(sampled(temperature=0.0) for _ in range(4))]
-    options = {"pool_tokens": 96, "page_size": 4, "max_step_tokens": 24}
+    options = {"pool_tokens": 96, "page_size": 4, "max_step_tokens": 24, "prefix_cache": False}
     outputs = equal_on_all(
         two_ranks.run(partial(logged_in_each_rank, **options), tiny_dir, tmp_path, many)
     )
@@ -209,6 +209,37 @@ def test_all_ranks_choose_the_same_victims(tiny_dir, tmp_path, two_ranks):
     assert logged(tiny_dir, alone, many, **options) == outputs
     [[expected]] = read_logs(alone).values()
     assert logs == [expected, expected]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "priority"])
+def test_defect_8_6_10_all_ranks_move_the_same_victims_to_the_host(
+    tiny_dir, tmp_path, two_ranks, eviction
+):
+    """The host has room for some; the batches of both ranks and of one rank alone are the same."""
+    many = [sampled(n=2, sampling_seed=1), *(sampled(temperature=0.0) for _ in range(4))]
+    options = {
+        "pool_tokens": 144,
+        "page_size": 4,
+        "max_step_tokens": 24,
+        "host_pool_tokens": 60,
+        "eviction": eviction,
+        "prefix_cache": False,
+    }
+    outputs = equal_on_all(
+        two_ranks.run(partial(logged_in_each_rank, **options), tiny_dir, tmp_path, many)
+    )
+    [logs] = read_logs(tmp_path).values()
+    assert len(logs) == 2
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert logged(tiny_dir, alone, many, **options) == outputs
+    [[expected]] = read_logs(alone).values()
+    assert logs == [expected, expected]
+    without = tmp_path / "without"
+    without.mkdir()
+    logged(tiny_dir, without, many, **{**options, "host_pool_tokens": 0})
+    [[recomputed]] = read_logs(without).values()
+    assert len(recomputed) > len(expected), "what is on the host is not computed again"
 
 
 @pytest.mark.parametrize("slow_ranks", [{1}, {0}])
