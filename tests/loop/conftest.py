@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from phalanx.loop.pipelined_loop import PipelinedLoop
+from tests.loop.ledger import Bench, bench_of
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -10,3 +13,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def benches():
+    """Makes benches whose loops look ahead, and closes them."""
+    made: list[Bench] = []
+
+    def make(*args, **options) -> Bench:
+        made.append(bench_of(*args, kind=PipelinedLoop, **options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.loop.close()

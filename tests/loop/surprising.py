@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from phalanx.testing.step_models import expected_tokens
 from phalanx.testing.token_request import NODE, TokenRequest
+from tests.loop.ledger import Bench
 
 
 class StoppingRequest(TokenRequest):
@@ -35,3 +36,8 @@ def due_tokens(state: TokenRequest) -> tuple[int, ...]:
             if token % 3 == 0:
                 return tokens[:index]
     return tokens
+
+
+def check_outputs(bench: Bench) -> None:
+    for rid, state in bench.states.items():
+        assert bench.output(rid) == due_tokens(state)
