@@ -34,15 +34,17 @@ def no_configs(rid: str) -> Mapping[str, ResourceConfig]:
 class ResourceCase:
     """How the check uses a resource. Functions get all resources that the factory made, by key.
 
-    `step` declares one step of these requests, in this order, that changes the state of each; none
-    for no requests, if the resource is used in captured steps. `read` returns, as plain values that
+    `step` declares one step of these requests, in this order, that changes the state of each. `read`
+    returns, as plain values that
     compare with `==`, all that later steps could see of a request; where state is may differ,
     what it is may not. It is called between steps, may run one, and may not commit it.
 
     `compute` is what a forward does to the resources: it writes, for a request's n-th step, the same
     whoever else is in the step. `fork` declares a step of one request that copies a stream to
-    a new one. `tags` name the memory that the resource frees while nobody needs it. `captured` says
-    that it plans into static buffers; `max_rows` is the most rows that `step` is asked for then.
+    a new one. `tags` name the memory that the resource frees while nobody needs it. `row_tokens` is
+    how many tokens `step` has for every request, where the resource also plans captured steps:
+    `step` is then asked for one without requests too, and `compute` for all rows of a bucket
+    (`ctx.lease`).
     """
 
     step: Callable[[tuple[str, ...]], Steps]
@@ -51,8 +53,7 @@ class ResourceCase:
     configs: Callable[[str], Mapping[str, ResourceConfig]] = no_configs
     fork: Callable[[str], Steps] | None = None
     tags: frozenset[str] = frozenset()
-    captured: bool = False
-    max_tokens: int = 64
+    row_tokens: int | None = None
 
 
 class ResourceDrive:

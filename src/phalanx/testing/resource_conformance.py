@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from phalanx.step.outcomes import AllocationFailed
 from phalanx.step.resources.base import Evictable
+from phalanx.testing.captured_conformance import check_captured_plans
 from phalanx.testing.conformance import ConformanceError, require
 from phalanx.testing.eviction_conformance import check_eviction
 from phalanx.testing.resource_case import (
@@ -39,6 +40,8 @@ def check_resource(resource_factory: ResourceFactory, case: ResourceCase) -> Non
         check_eviction(bed, MOST)
     if case.tags:
         _check_release(bed)
+    if case.row_tokens is not None:
+        check_captured_plans(bed, case.row_tokens, MOST)
 
 
 def _check_steps(bed: ResourceBed) -> None:

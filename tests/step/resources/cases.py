@@ -59,18 +59,29 @@ def kv_config(**options) -> KVConfig:
     return KVConfig(**{**made, **options})
 
 
+def padded(ctx, values: list, times: int = SPAN) -> list:
+    """As many values as a captured step has, of `times` a row."""
+    rows = 0 if ctx.lease is None else ctx.lease.bucket.rows
+    return values + [7e3] * (times * rows - len(values))
+
+
+def tokens_of(plan, label: str) -> list[float]:
+    """A number for every new token of a label, which its request and its place decide."""
+    rows = zip(plan.rows.get(label, ()), plan.starts.get(label, ()), strict=True)
+    return [
+        mark(row.request_id) + 0.1 * (start + index)
+        for row, start in rows
+        for index in range(row.span)
+    ]
+
+
 def write_kv(resources, ctx) -> None:
-    """Every new token is its request's number and its place."""
     plan = ctx.plan_results["kv"]
     for label, paged in plan.by_label.items():
-        at = 0
-        for row, start in zip(plan.rows[label], plan.starts[label], strict=True):
-            slots = paged.slots[at : at + row.span]
-            at += row.span
-            values = mark(row.request_id) + 0.01 * torch.arange(start, start + row.span)
-            for layer in range(2):
-                for part in resources["kv"].layer(layer):
-                    part.flatten(0, 1)[slots] = values[:, None, None]
+        values = torch.tensor(padded(ctx, tokens_of(plan, label)))
+        for layer in range(2):
+            for part in resources["kv"].layer(layer):
+                part.flatten(0, 1)[paged.slots] = values[:, None, None]
 
 
 def read_kv(resources, rid):
@@ -90,6 +101,7 @@ KV = ResourceCase(
     step=lambda rids: {"kv": KVStep(segments(rids))},
     read=read_kv,
     compute=write_kv,
+    row_tokens=SPAN,
     fork=lambda rid: {
         "kv": KVStep(segments((rid,), label="branch"), pre_forks=(Fork(rid, "main", "branch"),))
     },
@@ -105,12 +117,7 @@ def attend(resources, ctx) -> None:
     """The forward of two layers on projections that only the request and the place decide."""
     plan = ctx.plan_results["kv"]
     width = (HEADS.num_heads + 2) * HEADS.head_dim
-    rows = plan.rows.get("main", ())
-    tokens = [
-        mark(row.request_id) + 0.1 * (start + index)
-        for row, start in zip(rows, plan.starts.get("main", ()), strict=True)
-        for index in range(row.span)
-    ]
+    tokens = padded(ctx, tokens_of(plan, "main"))
     qkv = torch.tensor(tokens)[:, None].sin() * torch.arange(1.0, width + 1)
     rotary = torch.ones(len(tokens), 2), torch.zeros(len(tokens), 2)
     for _ in range(2):
@@ -122,6 +129,7 @@ ATTENTION = ResourceCase(
     step=lambda rids: {"kv": KVStep(segments(rids)), "attention": AttentionStep()},
     read=read_kv,
     compute=attend,
+    row_tokens=SPAN,
 )
 
 
@@ -134,27 +142,24 @@ def attention_factory():
 def write_context(resources, ctx) -> None:
     plan, cross = ctx.plan_results["kv"], resources["cross"]
     rows = plan.rows.get("context", ())
-    tokens = [
-        mark(row.request_id) + 0.1 * (start + index)
-        for row, start in zip(rows, plan.starts.get("context", ()), strict=True)
-        for index in range(row.span)
-    ]
-    values = torch.tensor(tokens)[:, None, None].expand(-1, 1, 4)
+    values = torch.tensor(padded(ctx, tokens_of(plan, "context")))[:, None, None].expand(-1, 1, 4)
+    lowest = [-mark(row.request_id) - 0.1 * 30 for row in rows for _ in range(SPAN)]
     for layer in range(2):
         cross.write(values, -values)
-        queries = torch.ones(2 * len(rows), 2, 4)
-        mixed = cross.attend(queries)
-        lowest = [-mark(row.request_id) - 0.1 * 30 for row in rows for _ in range(2)]
-        assert (mixed[:, 0] >= torch.tensor(lowest)).all(), "somebody else's context"
+        mixed = cross.attend(torch.ones(len(padded(ctx, lowest)), 2, 4))
+        real = mixed[: len(lowest), 0]
+        assert (real >= torch.tensor(lowest)).all(), "somebody else's context"
+        assert not mixed[len(lowest) :].any(), "padding has no context"
 
 
 CROSS = ResourceCase(
     step=lambda rids: {
-        "kv": KVStep(segments(rids, label="context")),
-        "cross": CrossAttentionStep(segments(rids, span=2)),
+        "kv": KVStep(segments(rids, label="context"), labels=("context",)),
+        "cross": CrossAttentionStep(segments(rids)),
     },
     read=read_kv,
     compute=write_context,
+    row_tokens=SPAN,
 )
 
 
@@ -165,7 +170,8 @@ def cross_factory():
 
 
 def attend_within(resources, ctx) -> None:
-    tokens = torch.tensor([mark(rid) + i for rid in ctx.request_ids for i in range(SPAN)])
+    given = [mark(rid) + index for rid in ctx.request_ids for index in range(SPAN)]
+    tokens = torch.tensor(padded(ctx, given))
     given = tokens[:, None, None].expand(-1, 1, 4)
     mixed = resources["ragged"].attend(given, given, given)
     assert len(mixed) == len(tokens)
@@ -175,6 +181,7 @@ RAGGED = ResourceCase(
     step=lambda rids: {"ragged": RaggedStep(segments(rids))},
     read=lambda resources, rid: None,
     compute=attend_within,
+    row_tokens=SPAN,
 )
 
 
@@ -197,6 +204,7 @@ def next_positions(resources, rid):
 POSITIONS = ResourceCase(
     step=lambda rids: {"positions": PositionStep(segments(rids))},
     read=next_positions,
+    row_tokens=SPAN,
     fork=position_fork,
 )
 
@@ -215,7 +223,9 @@ def logits_of(rids) -> torch.Tensor:
 
 
 def sample(resources, ctx) -> None:
-    resources["sampler"].sample(logits_of(ctx.request_ids))
+    logits = logits_of(ctx.request_ids)
+    rows = padded(ctx, list(logits), times=1)
+    resources["sampler"].sample(torch.stack([logits.new_zeros(VOCAB) + row for row in rows]))
 
 
 def draws(resources, rid):
@@ -234,6 +244,7 @@ SAMPLER = ResourceCase(
     step=lambda rids: {"sampler": SamplerStep(rids)},
     read=draws,
     compute=sample,
+    row_tokens=1,
     configs=lambda rid: {
         "sampler": SamplerConfig(
             RowFilter(1.0), seed=int(mark(rid)), penalties=Penalties(frequency=3.0)
@@ -256,7 +267,8 @@ def recur(resources, ctx) -> None:
         state.select(label)
         for layer in range(2):
             here = state.next_layer()
-            marks = torch.tensor([mark(row.request_id) for row in here.rows.rows])
+            marks = [mark(row.request_id) for row in here.rows.rows]
+            marks = torch.tensor(padded(ctx, marks, times=1))
             for name, block in BLOCKS.items():
                 old = here.read(name)
                 shape = (-1,) + (1,) * len(block.shape)
@@ -274,6 +286,7 @@ RECURRENT = ResourceCase(
     step=lambda rids: {"state": StateStep(segments(rids))},
     read=read_state,
     compute=recur,
+    row_tokens=SPAN,
     fork=lambda rid: {
         "state": StateStep(
             segments((rid,), label="branch"), pre_forks=(Fork(rid, "main", "branch"),)
@@ -300,6 +313,7 @@ SLOTS = ResourceCase(
     step=lambda rids: {"state": StateStep(segments(rids, span=1))},
     read=read_state,
     compute=refine,
+    row_tokens=1,
     configs=lambda rid: {"state": SlotStateConfig({"latent": torch.full((3, 2), mark(rid))})},
     tags=frozenset({KV_TAG}),
 )

@@ -179,6 +179,12 @@ class CrossAttention(Resource):
         return plan
 
     def claim_buffers(self, claim: BufferClaim) -> None:
+        operators = self._spec.operators
+        if not operators.capturable:
+            raise ConfigurationError(
+                f"cross-attention {self.key!r} uses {operators.name} operators, which cannot be "
+                "captured; give it TorchOperators, or do not capture"
+            )
         self._buffers.claim(claim)
 
     def _rows(
