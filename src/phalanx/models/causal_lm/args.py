@@ -67,14 +67,7 @@ class CausalLMArgs(EntryArgs):
             )
         if self.eviction not in EVICTIONS:
             raise ConfigurationError(f"eviction={self.eviction!r}; allowed: {EVICTIONS}")
-        if self.transfer not in TRANSFERS:
-            raise ConfigurationError(f"transfer={self.transfer!r}; allowed: {TRANSFERS}")
-        if not self.transfer_host:
-            raise ConfigurationError("transfer_host is empty; give an address of this machine")
-        if not (math.isfinite(self.transfer_ttl_s) and self.transfer_ttl_s > 0):
-            raise ConfigurationError(
-                f"transfer_ttl_s={self.transfer_ttl_s!r} must be a finite number above 0"
-            )
+        self._check_transfer()
         if self.native_operators not in NATIVE_OPERATORS:
             raise ConfigurationError(
                 f"native_operators={self.native_operators!r}; allowed: {NATIVE_OPERATORS}"
@@ -82,4 +75,14 @@ class CausalLMArgs(EntryArgs):
         if self.quantization not in QUANTIZATIONS:
             raise ConfigurationError(
                 f"quantization={self.quantization!r}; allowed: {QUANTIZATIONS}"
+            )
+
+    def _check_transfer(self) -> None:
+        if self.transfer not in TRANSFERS:
+            raise ConfigurationError(f"transfer={self.transfer!r}; allowed: {TRANSFERS}")
+        if not self.transfer_host:
+            raise ConfigurationError("transfer_host is empty; give an address of this machine")
+        if not (math.isfinite(self.transfer_ttl_s) and self.transfer_ttl_s > 0):
+            raise ConfigurationError(
+                f"transfer_ttl_s={self.transfer_ttl_s!r} must be a finite number above 0"
             )

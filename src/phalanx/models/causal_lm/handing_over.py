@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import InvalidRequestError
-from phalanx.models.causal_lm.sequence import Kept
+from phalanx.models.causal_lm.sequence import Kept, Sequence
 from phalanx.schema.generate import GenerateRequest, Handoff, SequenceHandoff
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.step.resources.positions import Positions
+from phalanx.step.transfer.base import TAKEN, Ending, Reason
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,22 @@ class HandingOver:
     def drop(self, handoff: Handoff | None, message: str) -> None:
         """Tell the other engine that nothing of this is wanted any more."""
         for one in () if handoff is None else handoff.sequences:
-            self.drop_one(one, message)
+            self._let_go(one, Ending(Reason.DROPPED, message))
 
-    def drop_one(self, one: SequenceHandoff, message: str) -> None:
-        if one.kv is not None:
-            self.cache.drop(one.kv, message)
+    def ended(self, sequence: Sequence, message: str) -> None:
+        """A sequence that began elsewhere has ended; what was held for it may not have been read."""
+        handoff = sequence.request.handoff
+        assert handoff is not None
+        done = handoff.sequences[sequence.index]
+        if not sequence.has_run:
+            self._let_go(done, Ending(Reason.DROPPED, message))
+        elif sequence.num_push_backs:
+            # It may have been computed again from its start.
+            self._let_go(done, TAKEN)
+
+    def _let_go(self, done: SequenceHandoff, ending: Ending) -> None:
+        if done.kv is not None:
+            self.cache.let_go(done.kv, ending)
 
 
 def published(one: SequenceHandoff) -> Mapping[str, object]:

@@ -299,10 +299,8 @@ class CausalLMService:
     def _let_go(self, child: str, message: str) -> None:
         """A completion that began elsewhere has ended; its state may not have been read."""
         sequence = self._arriving.pop(child, None)
-        if sequence is not None and not sequence.has_run:
-            handoff = sequence.request.handoff
-            assert handoff is not None
-            self._handing.drop_one(handoff.sequences[sequence.index], message)
+        if sequence is not None:
+            self._handing.ended(sequence, message)
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A child's event as the group's: one `Scheduled`, one end when all children have ended."""

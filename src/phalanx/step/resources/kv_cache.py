@@ -37,6 +37,7 @@ from phalanx.step.resources.page_pool import PagePool
 from phalanx.step.resources.prefix_index import PrefixIndex
 from phalanx.step.resources.prefix_sharing import PrefixSharing
 from phalanx.step.resources.slot_buffers import SlotBuffers
+from phalanx.step.transfer.base import Ending
 
 __all__ = ["KV_TAG", "KVCache", "KVConfig", "KVRequestConfig", "KVSpec", "KVStep", "TransferSpec"]
 
@@ -168,7 +169,7 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
                 or self._table.refusal(step, growth)
             )
             if refusal is not None:
-                return AdmitOutcome(ok=False, reason=refusal)
+                return AdmitOutcome(ok=False, reason=self._transfer.or_wait(refusal))
             ctx.reservations[self.key] = self._table.reserve(step, growth)
             return ADMITTED
 
@@ -235,9 +236,9 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             labels = self._labels.get(rid, (DEFAULT_LABEL,))
             return self._transfer.retrieve(rid, published, labels, lambda: self._sharing.adopt(rid))
 
-    def drop(self, published: PublishedKV, message: str) -> None:
-        """What another engine holds will not be read here: tell it why. Does not wait."""
-        self._transfer.drop(published, message)
+    def let_go(self, published: PublishedKV, ending: Ending) -> None:
+        """Nothing more of what another engine holds is wanted here: tell it. Does not wait."""
+        self._transfer.let_go(published, ending)
 
     def is_offloaded(self, rid: str) -> bool:
         return self._offload.is_offloaded(rid)

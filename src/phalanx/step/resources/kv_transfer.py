@@ -24,7 +24,6 @@ from phalanx.step.outcomes import (
     AllocationFailed,
     NotReady,
     RefusalReason,
-    RequestOffloading,
 )
 from phalanx.step.resources.cache_stream import CacheStream, Residence
 from phalanx.step.resources.kv_pages import TokenRange
@@ -159,22 +158,23 @@ class KVTransfer:
         handle = self._transfer.hold(state)
         return self._published(streams, handle)
 
-    def or_wait(
-        self, refusal: AllocationFailed | AdmitRuntimeError | RequestOffloading
-    ) -> RefusalReason:
-        """`refusal`, unless waiting ends it: what is held for others comes back before long."""
-        if not isinstance(refusal, AllocationFailed) or not self._num_held_pages:
+    def or_wait(self, refusal: RefusalReason) -> RefusalReason:
+        """`refusal`, unless waiting ends it: what is held for others comes back before long, and
+        requests whose state is on its way here will run and end.
+        """
+        arriving = any(known.readings for known in self._imports.values())
+        if not isinstance(refusal, AllocationFailed) or not (self._num_held_pages or arriving):
             return refusal
         return NotReady(
             f"{refusal.message}; {self._num_held_pages} are held for other engines",
             refusal.request_id,
         )
 
-    def drop(self, published: PublishedKV, message: str) -> None:
-        """Nobody here will read this: tell its holder."""
+    def let_go(self, published: PublishedKV, ending: Ending) -> None:
+        """Nothing of this is wanted here any more: tell its holder."""
         if self._transfer is not None:
             for handle in published.handles():
-                self._transfer.release(handle, Ending(Reason.DROPPED, message))
+                self._transfer.release(handle, ending)
 
     def retrieve(
         self, rid: str, published: PublishedKV, needed: Sequence[str], adopt: Callable[[], object]
@@ -225,7 +225,8 @@ class KVTransfer:
             pages = reading.stream.cut(0)
             reading.future.cancel()
             reading.future.add_done_callback(partial(self._let_go, pages))
-        if not known.landed and self._transfer is not None:
+        unread = known.error is not None or known.begun
+        if unread and not known.landed and self._transfer is not None:
             message = known.error or "the request ended before its computed prompt had come"
             for handle in known.handles:
                 self._transfer.release(handle, Ending(Reason.DROPPED, message))
