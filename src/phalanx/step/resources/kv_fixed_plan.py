@@ -83,8 +83,10 @@ def _check(label: str, sources: Sequence[Rows], lease: SlotLease, row_span: int)
         spans = [segment.span for segment, _ in rows]
         # A label that is only read, such as a context, has no tokens in any row.
         uneven = any(spans) and any(span != row_span for span in spans)
-        if len(spans) > bucket.rows or (row_span and uneven):
+        fits = len(spans) <= bucket.rows and sum(spans) <= bucket.tokens
+        if not fits or (row_span and uneven):
             raise ConfigurationError(
                 f"label {label!r} has rows of {spans} tokens in a capture of {bucket.rows} rows of "
-                f"{row_span or 'any number of'} tokens (walk {bucket.walk!r})"
+                f"{row_span or 'any number of'} tokens, {bucket.tokens} in all (walk "
+                f"{bucket.walk!r})"
             )
