@@ -19,6 +19,7 @@ from worker_protocol import Generation, Recorder, Scoring, Start, serve
 class Fake:
     def __init__(self, start: Start) -> None:
         self._options = start.options
+        self._cached = 0
         self._model = os.path.basename(start.model)
         if "child" in start.options:
             with open(start.options["child"], "w") as kept_open:
@@ -43,6 +44,7 @@ class Fake:
                 signal.pause()
             finally:
                 os.unlink(self._options["hang"])
+        self._cached += len(prompts)
         recorder = Recorder()
         for index in range(len(prompts)):
             recorder.sent(str(index))
@@ -53,6 +55,10 @@ class Fake:
 
     def score(self, prompts) -> Scoring:
         return Scoring(0.5, sum(map(len, prompts)), -2.5)
+
+    def flush(self) -> None:
+        print(f"flushed {self._cached}", file=sys.stderr, flush=True)
+        self._cached = 0
 
     def close(self) -> None: ...
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from phalanx.bench.flags import chosen, interpreters, numbers
 from phalanx.bench.generation import Setting, measure
 from phalanx.bench.peer_checkpoint import separate_checkpoint
-from phalanx.bench.phases import Text
-from phalanx.bench.systems import PEERS, BenchmarkedSystem, environment, find_python
+from phalanx.bench.phases import Text, phases_of
+from phalanx.bench.systems import OURS, PEERS, BenchmarkedSystem, environment, find_python
 from phalanx.bench.workload import Workload
 from phalanx.errors import ConfigurationError, MissingDependencyError
 from tests.bench.conftest import FAKE
@@ -112,6 +112,58 @@ def test_a_run_measures_every_phase_of_every_system_in_turn(tmp_path, protocol_p
     served = {s["measure"] for s in raw["samples"] if s["system"] == "served"}
     assert served - {"generate_4_cpu"} == {"generate_4", "memory"}
     assert (folder / "one.log").is_file()
+
+
+def test_prompts_that_begin_alike_meet_an_empty_cache_in_every_round(
+    tmp_path, protocol_path, checkpoint
+):
+    setting = Setting(checkpoint, "float32", 1, 4096, 600, 4)
+    workload = Workload(4, 8, 5, (1,), ("shared-prefix",))
+    assert workload.max_length == 525
+    assert workload.most_in_flight == 4
+    system = BenchmarkedSystem("one", str(FAKE), "sys", fused=True)
+    placed = [(system, Path(sys.executable))]
+    folder = measure(placed, setting, workload, 2, tmp_path / "results")
+    raw = json.loads((folder / "report.json").read_text())
+    keys = {sample["measure"] for sample in raw["samples"]}
+    assert keys - {"shared_prefix_cpu"} == {"shared_prefix", "memory"}
+    told = (folder / "one.log").read_text().splitlines()
+    assert [line for line in told if line.startswith("flushed")] == ["flushed 4"] * 2
+
+
+def test_prompts_that_begin_alike_end_differently(checkpoint):
+    asked = []
+
+    class Worker:
+        def ask(self, kind, **message):
+            asked.append((kind, message))
+            return {"output_tokens": 1, "seconds": 1.0}
+
+        def cpu_s(self):
+            return 0.0
+
+    workload = Workload(4, 8, 5, (1,), ("shared-prefix",))
+    [phase] = phases_of(workload, Text(checkpoint))
+    phase.run(Worker())
+    assert [kind for kind, _ in asked] == ["flush", "generate"]
+    prompts, concurrency = asked[1][1]["prompts"], asked[1][1]["concurrency"]
+    assert concurrency == len(prompts) == 4
+    assert {len(prompt) for prompt in prompts} == {520}
+    assert len({tuple(prompt[:512]) for prompt in prompts}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+
+
+def test_prefix_caches_are_off_but_where_the_name_says_so():
+    """Prompts repeat from round to round, and so would what is measured otherwise mean less."""
+    for name, system in {**OURS, **PEERS}.items():
+        assert system.options.get("prefix_cache", False) is name.endswith("-prefix"), name
+    ours = [system for system in OURS.values() if "prefix_cache" not in system.options]
+    assert ours == [], "ours is on unless it is told otherwise"
+
+
+def test_an_unknown_part_is_refused():
+    with pytest.raises(ConfigurationError, match="--only 'chess' must name parts of generate,"):
+        Workload(parts=("chess",))
 
 
 def test_a_fused_checkpoint_is_taken_apart_once(tmp_path):

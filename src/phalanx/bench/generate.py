@@ -9,16 +9,26 @@ import typer
 
 from phalanx.bench.flags import chosen, interpreters, numbers
 from phalanx.bench.systems import OURS, PEERS, find_python
-from phalanx.bench.workload import Workload
+from phalanx.bench.workload import PARTS, SHARED_PREFIX, Workload
 from phalanx.checkpoints import checkpoint_dir
 from phalanx.errors import ConfigurationError
+
+_OURS = "phalanx,phalanx-server"
+_OURS_SHARING = "phalanx-prefix,phalanx"
 
 
 def generate(  # noqa: PLR0913 - one parameter a flag
     against: Annotated[str, typer.Option(help=f"Peers, by comma: {', '.join(PEERS)}.")] = "",
     ours: Annotated[
-        str, typer.Option(help=f"Our own variants, by comma: {', '.join(OURS)}.")
-    ] = "phalanx,phalanx-server",
+        str | None,
+        typer.Option(
+            help=f"Our own variants, by comma: {', '.join(OURS)}. [{_OURS}; with the part "
+            f"{SHARED_PREFIX} alone {_OURS_SHARING}]"
+        ),
+    ] = None,
+    only: Annotated[
+        str, typer.Option(help=f"Parts to run, by comma: {', '.join(PARTS)}.")
+    ] = ",".join(PARTS[:-1]),
     model: Annotated[
         str, typer.Option(help="A Hugging Face directory or a known name.")
     ] = "smollm2-135m",
@@ -37,12 +47,16 @@ def generate(  # noqa: PLR0913 - one parameter a flag
     output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("bench-results"),
 ) -> None:
     """Measure generation, prefill and scoring on a CPU; compare with other engines."""
+    parts = tuple(chosen(only, dict(zip(PARTS, PARTS, strict=True)), "--only"))
+    if ours is None:
+        ours = _OURS_SHARING if parts == (SHARED_PREFIX,) else _OURS
     systems = [*chosen(ours, OURS, "--ours"), *chosen(against, PEERS, "--against")]
     if not systems:
         raise ConfigurationError("nothing to measure: --ours and --against are both empty")
     given = interpreters(peer_python or [], PEERS)
     pythons = {system.name: find_python(system, given) for system in systems}
-    workload = Workload(prompts, prompt_tokens, new_tokens, numbers(concurrency, "--concurrency"))
+    in_flight = numbers(concurrency, "--concurrency")
+    workload = Workload(prompts, prompt_tokens, new_tokens, in_flight, parts)
 
     # What follows loads torch, which a command line that only prints its help does not.
     from phalanx.bench.generation import Setting, measure
@@ -53,6 +67,6 @@ def generate(  # noqa: PLR0913 - one parameter a flag
         threads,
         kv_tokens,
         workload.max_length,
-        max(workload.concurrency),
+        workload.most_in_flight,
     )
     measure([(one, pythons[one.name]) for one in systems], setting, workload, repeats, output)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from phalanx.bench.results import Measure, percentile
 from phalanx.bench.turns import Asks, Phase
-from phalanx.bench.workload import PREFILL_TOKENS, SCORED_PROMPTS, SCORED_TOKENS, Workload
+from phalanx.bench.workload import (
+    PREFILL_TOKENS,
+    SCORED_PROMPTS,
+    SCORED_TOKENS,
+    SHARED_PREFIX,
+    SHARED_TOKENS,
+    Workload,
+)
 from phalanx.errors import ConfigurationError
 from phalanx.processing.text import TextTokenizer
 
@@ -83,6 +90,44 @@ class Generate:
         )
 
 
+class SharedPrefix:
+    """All prompts at once, which begin alike. Each round begins with an empty prefix cache."""
+
+    def __init__(self, prefix: list[int], tails: list[list[int]], new_tokens: int) -> None:
+        self._prompts = [[*prefix, *tail] for tail in tails]
+        self._new_tokens = new_tokens
+        self._label = f"output, {len(tails)} share {len(prefix)}"
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (
+            Measure(key="shared_prefix", label=self._label, unit="tokens/s"),
+            Measure(key="shared_prefix_cpu", label=self._label, unit="tokens/CPU s"),
+        )
+
+    def warm_up(self, worker: Asks) -> None:
+        self._ask(worker, min(4, self._new_tokens))
+
+    def run(self, worker: Asks) -> Mapping[str, float]:
+        worker.ask("flush")
+        before_s = worker.cpu_s()
+        answer = self._ask(worker, self._new_tokens)
+        cpu_s = worker.cpu_s() - before_s
+        tokens = _float(answer["output_tokens"])
+        values = {"shared_prefix": tokens / _float(answer["seconds"])}
+        if cpu_s > 0:
+            values["shared_prefix_cpu"] = tokens / cpu_s
+        return values
+
+    def _ask(self, worker: Asks, new_tokens: int) -> dict[str, object]:
+        return worker.ask(
+            "generate",
+            prompts=self._prompts,
+            max_new_tokens=new_tokens,
+            concurrency=len(self._prompts),
+        )
+
+
 class Prefill:
     """Long prompts, one after another, for a single token each."""
 
@@ -129,11 +174,20 @@ class Score:
 
 
 def phases_of(workload: Workload, text: Text) -> tuple[Phase, ...]:
-    """All phases, with their prompts; the same for every system and round."""
+    """The phases of a run, with their prompts; the same for every system and round."""
     prompts = text.take(workload.prompts, workload.prompt_tokens)
-    generation = [Generate(prompts, workload.new_tokens, n) for n in workload.concurrency]
-    prefill = Prefill(text.take(4, PREFILL_TOKENS))
-    return (*generation, prefill, Score(text.take(SCORED_PROMPTS, SCORED_TOKENS)))
+    new_tokens, parts = workload.new_tokens, workload.parts
+    phases: list[Phase] = []
+    if "generate" in parts:
+        phases += [Generate(prompts, new_tokens, n) for n in workload.concurrency]
+    if "prefill" in parts:
+        phases.append(Prefill(text.take(4, PREFILL_TOKENS)))
+    if "score" in parts:
+        phases.append(Score(text.take(SCORED_PROMPTS, SCORED_TOKENS)))
+    if SHARED_PREFIX in parts:
+        [prefix] = text.take(1, SHARED_TOKENS)
+        phases.append(SharedPrefix(prefix, prompts, new_tokens))
+    return tuple(phases)
 
 
 def _time(key: str, label: str) -> Measure:

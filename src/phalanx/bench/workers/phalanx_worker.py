@@ -17,6 +17,7 @@ from worker_protocol import (  # type: ignore[import-not-found]
 from phalanx.engine.engine import Engine
 from phalanx.engine.registry import plugin_class
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
+from phalanx.schema.control import Flush
 from phalanx.schema.generate import GenerateOutput, GenerateRequest, LogprobOptions
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.sampling import SamplingParams
@@ -62,6 +63,10 @@ class Phalanx:
         if concurrency == 1:
             return recorder.finish([self._streamed(recorder, request) for request in requests])
         return recorder.finish(self._submitted(requests, concurrency))
+
+    def flush(self) -> None:
+        if not self._engine.control(Flush()):
+            raise RuntimeError("the engine did not flush its cache; are requests running?")
 
     def close(self) -> None:
         self._engine.close()

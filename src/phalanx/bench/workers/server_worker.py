@@ -23,6 +23,7 @@ COMMAND = "from phalanx.cli.main import main; main()"
 
 class Server:
     def __init__(self, start: Start) -> None:
+        self._options = start.options
         self._folder = tempfile.TemporaryDirectory(prefix="phalanx-bench-")
         log = Path(self._folder.name) / "server.log"
         config = Path(self._folder.name) / "serve.yaml"
@@ -39,7 +40,8 @@ class Server:
     def describe(self) -> str:
         import phalanx
 
-        return f"phalanx {phalanx.__version__} behind its model server (POST /generate)"
+        chosen = "".join(f", {name} {value}" for name, value in self._options.items())
+        return f"phalanx {phalanx.__version__} behind its model server (POST /generate){chosen}"
 
     def generate(
         self, prompts: list[list[int]], max_new_tokens: int, concurrency: int
@@ -49,6 +51,9 @@ class Server:
 
     def score(self, prompts: list[list[int]]) -> Scoring:
         raise NotImplementedError("scoring is measured on the bare engine")
+
+    def flush(self) -> None:
+        httpx.post(f"{self._url}/flush_cache", timeout=None).raise_for_status()
 
     def close(self) -> None:
         self._process.terminate()

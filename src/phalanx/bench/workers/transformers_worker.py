@@ -58,6 +58,9 @@ class Transformers:
         ordered = sorted(outputs.values(), key=lambda out: int(out.request_id.split("_")[-1]))
         return recorder.finish([list(out.generated_tokens) for out in ordered])
 
+    def flush(self) -> None:
+        """Nothing outlives a call."""
+
     def close(self) -> None: ...
 
     def score(self, prompts: list[list[int]]) -> Scoring:

