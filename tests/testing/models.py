@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
+from phalanx.loop.walks import LeftContext, WalkProgram, WalkRequest
+from phalanx.step.resources.kv_cache import KVConfig, KVSpec
 from phalanx.step.resources.penalties import Penalties
+from phalanx.step.resources.positions import PositionSpec
 from phalanx.step.resources.sampler import SamplerConfig
 from phalanx.step.resources.sampling import RowFilter
-from phalanx.testing import SubmoduleCase
+from phalanx.testing import ModelParts, SubmoduleCase
 from phalanx.testing.models import (
     RECURRENT_PLACE,
     FlowRequest,
@@ -17,7 +22,18 @@ from phalanx.testing.models import (
     recurrent_parts,
     stateless_parts,
 )
-from phalanx.testing.token_request import TokenRequest
+from phalanx.testing.step_models import CacheReader
+from phalanx.testing.token_request import NODE, TokenRequest
+from phalanx.testing.two_partitions import (
+    CONSUMER,
+    MAX_COUNT,
+    PRODUCER,
+    SpeechModel,
+    SpeechRequest,
+    Talker,
+    Vocoder,
+    speech_partitions,
+)
 
 SAMPLERS = (
     SamplerConfig(RowFilter(0.0), seed=0),
@@ -70,7 +86,44 @@ STATELESS = SubmoduleCase(
     tolerance=1e-5,
 )
 
+CACHE_READER = SubmoduleCase(
+    lambda: ModelParts(
+        {NODE: CacheReader()},
+        (
+            KVSpec("kv", frozenset({NODE}), KVConfig(1, 1, 2, 40, 4, 64, torch.float64)),
+            PositionSpec("positions", frozenset({NODE})),
+        ),
+    ),
+    [
+        lambda: TokenRequest((3, 1, 4, 1, 5), 4),
+        lambda: TokenRequest((27,), 5),
+        lambda: TokenRequest((2, 7, 1, 8, 2, 8, 1, 8, 2), 3),
+    ],
+)
+
+SPEECH_NODES = frozenset({PRODUCER})
+SPEECH_SPECS = (
+    KVSpec("kv", SPEECH_NODES, KVConfig(1, 1, 2, 40, 4, MAX_COUNT, torch.float64)),
+    PositionSpec("positions", SPEECH_NODES),
+)
+SPEECH_PROGRAM = WalkProgram(
+    speech_partitions(LeftContext(3, 1)), (PRODUCER, CONSUMER), SPEECH_SPECS
+)
+
+
+def speech(*prompt: int, count: int):
+    return lambda: WalkRequest(SPEECH_PROGRAM, SpeechModel(), SpeechRequest(prompt, count))
+
+
+TWO_PARTITIONS = SubmoduleCase(
+    lambda: ModelParts({PRODUCER: Talker(), CONSUMER: Vocoder()}, SPEECH_SPECS),
+    [speech(3, 1, 4, count=6), speech(2, 7, count=4), speech(5, count=7)],
+    tolerance=1e-6,
+)
+
 CASES = {
+    "cache reader": CACHE_READER,
+    "two partitions": TWO_PARTITIONS,
     "decoder": DECODER,
     "encoder-decoder": ENCODER_DECODER,
     "guided flow": GUIDED_FLOW,

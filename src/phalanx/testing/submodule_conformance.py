@@ -38,7 +38,7 @@ class SubmoduleCase:
     `parts` returns new nodes, and resources with room for all requests at once. Each of `requests`
     makes the same request anew; at least two, of several steps each. Outputs may differ by
     `tolerance`, absolute and relative; with 0 they are equal to the bit. `capture` is the way in which
-    nodes that have captures are captured on a CPU.
+    nodes that have captures are captured on a CPU; "off" where their operators cannot be.
     """
 
     parts: Callable[[], ModelParts]
