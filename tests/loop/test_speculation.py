@@ -118,6 +118,8 @@ def test_item_8_5_9_a_late_stop_leaves_the_others_alone_and_nothing_behind(bench
     early = [rid for rid, state in bench.states.items() if len(bench.output(rid)) < state.count]
     assert bench.loop.num_discarded == len(early) > 0
     check_outputs(bench)
+    for rid, state in bench.states.items():
+        assert tuple(state.outputs) == bench.output(rid), "what was discarded was shown to it"
 
 
 def test_a_request_may_come_again_at_once_under_the_id_of_one_that_stopped_late(benches):

@@ -9,8 +9,9 @@ import pytest
 from phalanx.step.outcomes import AdmitOutcome, AllocationFailed
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader
-from phalanx.testing.token_request import NODE, Stage, StepFault
+from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
 from tests.loop.surprising import check_outputs, due_tokens
+from tests.step.caches import in_flight
 
 IN_PROBE = {one.value: one for one in (Stage.ADMIT, Stage.PLAN, Stage.COMMIT, Stage.PUBLISH)}
 WHERE = [one for one in Stage if one not in (Stage.CONFIGS, Stage.PUSH_BACK)]
@@ -113,3 +114,35 @@ def test_closing_ends_the_threads_and_may_be_repeated(benches):
     bench.loop.close()
     assert not any(thread.is_alive() for thread in own)
     assert bench.engine.at_rest()
+
+
+class FailsLate(CacheReader):
+    """Fails the second step of "bad" when the third is planned already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned = threading.Event()
+        self.num_plans = 0
+
+    def react(self, verb, rids):
+        self.num_plans += verb == "plan"
+        if self.num_plans == 3:
+            self.planned.set()
+
+    def postprocess(self, row, outputs):
+        if row.request_id == "bad" and self.num_forwards == 2:
+            assert self.planned.wait(20)
+            raise InjectedError("late")
+
+
+def test_item_8_5_2_a_failure_gives_up_the_step_that_was_prepared_on_it(benches):
+    node = FailsLate()
+    bench = benches(node=node, probe=ProbeSpec("probe", frozenset({NODE}), react=node.react))
+    bench.start("a", 3, 6)
+    bench.start("bad", 3, 6)
+    while "bad" not in bench.ledger.ended:
+        bench.tick()
+    assert in_flight(bench.cache) == []
+    assert not bench.engine.resource("probe").in_flight
+    bench.finish()
+    assert bench.output("a") == due_tokens(bench.states["a"])
