@@ -1,4 +1,4 @@
-"""Running servers, and the example plugin installed from its own wheel."""
+"""Running servers, and the example plugins installed from their own wheels."""
 
 from __future__ import annotations
 
@@ -44,29 +44,30 @@ def running(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def reach_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the example plugin, installed from a wheel built from its sources."""
-    sources = tmp_path_factory.mktemp("sources") / "plugin_reach"
-    # Built from a copy: building leaves files beside the sources.
-    subprocess.run(["cp", "-r", ROOT / "examples" / "plugin_reach", sources], check=True)
+def plugins_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the example plugins, installed from wheels built from their sources."""
+    sources = tmp_path_factory.mktemp("sources")
     wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
-    subprocess.run([*build, str(sources)], check=True, capture_output=True)
-    (wheel,) = wheels.glob("*.whl")
+    for plugin in sorted((ROOT / "examples").glob("plugin_*")):
+        # Built from a copy: building leaves files beside the sources.
+        subprocess.run(["cp", "-r", plugin, sources], check=True)
+        subprocess.run([*build, str(sources / plugin.name)], check=True, capture_output=True)
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
-    subprocess.run([*install, "--target", str(target), str(wheel)], check=True)
+    files = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
+    subprocess.run([*install, "--target", str(target), *files], check=True)
     return target
 
 
 @pytest.fixture(scope="session")
-def serve(reach_installed: Path) -> Iterator[Callable[..., str]]:
+def serve(plugins_installed: Path) -> Iterator[Callable[..., str]]:
     """Starts a server for the given arguments, or gives the URL of the one that is running."""
     urls: dict[tuple[str, ...], str] = {}
     with ExitStack() as servers:
 
         def start(*arguments: str) -> str:
             if arguments not in urls:
-                environment = {"PYTHONPATH": str(reach_installed), "PHALANX_NUM_THREADS": "1"}
+                environment = {"PYTHONPATH": str(plugins_installed), "PHALANX_NUM_THREADS": "1"}
                 urls[arguments] = servers.enter_context(running(list(arguments), environment))
             return urls[arguments]
 

@@ -25,6 +25,7 @@ SHELL = [
 PORTS = {
     "30000": ("--model", "smollm2-135m", "--dtype", "float32"),
     "30010": ("examples/plugin_reach/serve.yaml",),
+    "30020": ("examples/plugin_pointing/serve.yaml",),
 }
 """What the documentation serves at each port that it names."""
 
@@ -35,13 +36,13 @@ def test_there_is_something_to_check():
 
 
 @pytest.mark.parametrize("command", SHELL)
-def test_a_shown_command_works(command, reach_installed, monkeypatch, serve):
+def test_a_shown_command_works(command, plugins_installed, monkeypatch, serve):
     if command[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert command[1] in targets
     elif command[0] == "phalanx":
         monkeypatch.setenv("PHALANX_DEVICE", "cpu")
-        monkeypatch.syspath_prepend(reach_installed)
+        monkeypatch.syspath_prepend(plugins_installed)
         monkeypatch.chdir(ROOT)
         check_phalanx(command[1:])
     elif command[:2] == ["pip", "install"]:

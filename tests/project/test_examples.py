@@ -32,9 +32,9 @@ def infer(url: str, body: object) -> tuple[int, dict]:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_shipped_configuration_is_valid(path, reach_installed, monkeypatch, capsys):
+def test_a_shipped_configuration_is_valid(path, plugins_installed, monkeypatch, capsys):
     parse_serve_config(path.read_text(encoding="utf-8"), str(path))
-    monkeypatch.syspath_prepend(reach_installed)
+    monkeypatch.syspath_prepend(plugins_installed)
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(path), "--check"])
     assert ended.value.code in (0, None)

@@ -51,10 +51,10 @@ def truncated(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_port_in_use_is_one_line(reach_installed):
+def test_a_port_in_use_is_one_line(plugins_installed):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        environment = {"PYTHONPATH": str(reach_installed)}
+        environment = {"PYTHONPATH": str(plugins_installed)}
         line = refused("serve", REACH, "--port", port, environment=environment)
     assert port in line
     assert "in use" in line
@@ -65,10 +65,10 @@ def test_a_truncated_checkpoint_is_one_line(truncated):
     assert f"{truncated}/model.safetensors is damaged or incomplete" in line
 
 
-def test_flags_reach_the_server_and_its_log(reach_installed, tmp_path):
+def test_flags_reach_the_server_and_its_log(plugins_installed, tmp_path):
     log_file = tmp_path / "server.log"
     flags = ["--api-key", "secret-1", "--log-json", "--log-file", str(log_file)]
-    with running([REACH, *flags], {"PYTHONPATH": str(reach_installed)}) as url:
+    with running([REACH, *flags], {"PYTHONPATH": str(plugins_installed)}) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc)
         statuses = {}
         for key in ("wrong", "secret-1"):
