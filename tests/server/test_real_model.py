@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -18,6 +19,8 @@ from tests.server.running import RunningServer, running
 from tests.server.test_control import Streamed, load, until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+TALE = "Once upon a time there was a lighthouse at the sea, and"
+SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
 PROMPTS = ["The sea", "List three fruits: apple, pear", "北京 and", "x"]
 
 
@@ -187,3 +190,72 @@ def test_smollm2_answers_a_chat(smollm2_dir: Path):  # noqa: F811
             chunks = client.chat.completions.create(**ask, stream=True)
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             assert text == choice.message.content
+
+
+@pytest.fixture
+def known(client: httpx.Client) -> int:
+    """Tokens of the prompt that are known when it comes again."""
+    assert client.post("/flush_cache").status_code == 200
+    meta = generate(client)["meta_info"]
+    assert meta["cached_tokens"] == 0
+    cached = (meta["prompt_tokens"] - 1) // 16 * 16
+    assert cached > 0
+    return cached
+
+
+def generate(client: httpx.Client, **options: object) -> dict:
+    body = {"text": TALE, "sampling_params": SHORT, **options}
+    return client.post("/generate", json=body).json()
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_generate_tells_what_was_cached(client, known):
+    assert generate(client)["meta_info"]["cached_tokens"] == known
+    body = {"text": TALE, "sampling_params": SHORT, "stream": True}
+    meta = events(client.post("/generate", json=body))[-1]["meta_info"]
+    assert meta["cached_tokens"] == known
+    answers = generate(client, text=[TALE, "x"])
+    assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [known, 0]
+
+
+def test_completions_tell_what_was_cached(client, known):
+    body = {
+        "model": client.get("/v1/models").json()["data"][0]["id"],
+        "prompt": TALE,
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    usage = client.post("/v1/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": known}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(client.post("/v1/completions", json={**body, **options}))
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": known}
+
+
+def test_chat_tells_what_was_cached(client):
+    body = {
+        "model": client.get("/v1/models").json()["data"][0]["id"],
+        "messages": [{"role": "user", "content": TALE}],
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    usages = [client.post("/v1/chat/completions", json=body).json()["usage"] for _ in range(2)]
+    assert usages[1]["prompt_tokens_details"]["cached_tokens"] >= 16
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(client.post("/v1/chat/completions", json={**body, **options}))
+    assert chunks[-1]["usage"] == usages[1]
+
+
+def test_metrics_count_what_was_cached(client, known):
+    before = metric(client, "phalanx_cached_prompt_tokens_total")
+    computed = metric(client, "phalanx_computed_prompt_tokens_total")
+    meta = generate(client)["meta_info"]
+    tail = meta["prompt_tokens"] - known
+    assert metric(client, "phalanx_cached_prompt_tokens_total") == before + known
+    assert metric(client, "phalanx_computed_prompt_tokens_total") == computed + tail
+    assert metric(client, "phalanx_kv_pool_cached_tokens") >= known
+    assert metric(client, "phalanx_kv_pool_used_tokens") == 0
