@@ -81,6 +81,7 @@ class BootstrapServer:
         try:
             await asyncio.wait((left, entering), return_when=asyncio.FIRST_COMPLETED)
             if not entering.done():
+                self._rooms.leave(ask.room)
                 return
             if entering.exception() is not None:
                 await self._send(writer, Refused(str(entering.exception())))

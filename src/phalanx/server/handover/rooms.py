@@ -11,6 +11,9 @@ from collections.abc import Callable
 from phalanx.errors import InvalidRequestError, RequestFailedError
 from phalanx.schema.generate import Handoff
 
+MAX_LEFT = 1024
+"""How many rooms are remembered that were left before they were opened."""
+
 
 class Room:
     """One request. Belongs to the server's event loop."""
@@ -63,12 +66,20 @@ class Rooms:
     def __init__(self) -> None:
         self._rooms: dict[int, Room] = {}
         self._opened: dict[int, asyncio.Event] = {}
+        self._left: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._rooms)
 
     def open(self, number: int, give_up: Callable[[], object]) -> Room:
-        """A room for a request that has come; raises `InvalidRequestError` where there is one."""
+        """A room for a request that has come.
+
+        Raises `InvalidRequestError` where there is one, and `RequestFailedError` where a decode
+        server had asked for it and has left.
+        """
+        if number in self._left:
+            del self._left[number]
+            raise RequestFailedError(f"the decode server of bootstrap_room={number} gave up")
         if number in self._rooms:
             raise InvalidRequestError(
                 f"bootstrap_room={number} is taken by another request; use another number",
@@ -79,6 +90,12 @@ class Rooms:
         if opened is not None:
             opened.set()
         return room
+
+    def leave(self, number: int) -> None:
+        """Who asked for a room that is not open yet does not want it any more."""
+        self._left[number] = None
+        if len(self._left) > MAX_LEFT:
+            del self._left[next(iter(self._left))]
 
     def forget(self, room: Room) -> None:
         """Its request is over."""
