@@ -3,6 +3,7 @@ after push-backs and beside requests that fail or are cancelled."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,12 +11,10 @@ from phalanx.schema.events import Failed, Final
 from tests.loop.walks.number_nodes import STAGES, Numbers, Struck
 from tests.loop.walks.random_walks import Interpreter, RandomWalk, expected, requests
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@SETTINGS
-@given(data=st.data())
-def test_many_requests_at_once_give_what_the_interpreter_gives(data):
+def check_at_once(data):
     walk = RandomWalk(data.draw)
     run = walk.run()
     given = [data.draw(requests(walk)) for _ in range(data.draw(st.integers(1, 4)))]
@@ -30,9 +29,7 @@ def test_many_requests_at_once_give_what_the_interpreter_gives(data):
         assert request.kept[-1] == alone.kept
 
 
-@SETTINGS
-@given(data=st.data())
-def test_what_was_pushed_back_is_computed_again_and_goes_on_where_it_was(data):
+def check_pushed_back(data):
     walk = RandomWalk(data.draw)
     run = walk.run()
     given = [data.draw(requests(walk)) for _ in range(2)]
@@ -49,9 +46,7 @@ def test_what_was_pushed_back_is_computed_again_and_goes_on_where_it_was(data):
         assert run.output(f"r{index}") == expected(walk, request)
 
 
-@SETTINGS
-@given(data=st.data())
-def test_a_fault_or_a_cancel_ends_one_request_and_leaves_the_others_alone(data):
+def check_disturbed(data):
     walk = RandomWalk(data.draw)
     run = walk.run()
     bad, good = (data.draw(requests(walk)) for _ in range(2))
@@ -76,3 +71,27 @@ def test_a_fault_or_a_cancel_ends_one_request_and_leaves_the_others_alone(data):
         for name, values in event.payload.items():
             assert values == whole[name][: len(values)]
         assert event.cancelled or event.payload == whole
+
+
+@SETTINGS
+@given(data=st.data())
+def test_many_requests_at_once_give_what_the_interpreter_gives(data):
+    check_at_once(data)
+
+
+@SETTINGS
+@given(data=st.data())
+def test_what_was_pushed_back_is_computed_again_and_goes_on_where_it_was(data):
+    check_pushed_back(data)
+
+
+@SETTINGS
+@given(data=st.data())
+def test_a_fault_or_a_cancel_ends_one_request_and_leaves_the_others_alone(data):
+    check_disturbed(data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", [check_at_once, check_pushed_back, check_disturbed])
+def test_item_8_5_12_a_thousand_random_walks(check):
+    settings(SETTINGS, max_examples=1000)(given(data=st.data())(check))()

@@ -19,9 +19,10 @@ from phalanx.loop.walks import (
     Sequential,
     Stream,
     WalkGraph,
+    WalkRequest,
 )
 from phalanx.schema.events import Failed
-from phalanx.step.outputs import NodeOutputs
+from phalanx.step.outputs import Column, NodeOutputs
 from tests.loop.walks.number_nodes import NumberModel, NumberNode, Numbers, Run, number
 
 
@@ -303,3 +304,101 @@ def test_a_partition_that_waits_for_ever_is_told_of():
     assert isinstance(run.ended["r"], Failed)
     with pytest.raises(RequestFailedError, match="stream 'x': its final chunk was taken"):
         run.output("r")
+
+
+def streaming_run(policy, model, produced: int = 3) -> Run:
+    """A producer of `produced` numbers, and a consumer that emits the number of items it gets."""
+
+    class Counts(NumberNode):
+        def forward(self, prepared):
+            rids, inputs = prepared
+            counts = torch.tensor([len(given.tensors["x"]) for given in inputs])
+            column = Column(tuple(rids), counts)
+            return NodeOutputs({"number": column, "count": column})
+
+    producer = Node("p", (), (Edge("c", "x", streaming=True),))
+    consumer = Node("c", ("x",), (emit("count"),))
+    partitions = [
+        Partition("p", (WalkGraph("w", Loop("l", producer, produced)),)),
+        Partition("q", (WalkGraph("v", consumer),), (Stream("c", "x", policy),)),
+    ]
+    nodes = {
+        "p": NumberNode("p", 0, producer.outputs, stateful=False),
+        "c": Counts("c", 1, consumer.outputs, stateful=False),
+    }
+    return Run(partitions, nodes, model)
+
+
+class Consuming(Once):
+    """The consumer goes on for `most` walks, or until its stream ends."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def first_walks(self, request):
+        return {"p": NextWalk("w"), "q": NextWalk("v")}
+
+    def next_walk(self, request, finished):
+        if finished.walk == "v":
+            request.kept.append({})
+        goes_on = finished.walk == "v" and len(request.kept) < self.most
+        return NextWalk("v") if goes_on and not finished.ended_streams else None
+
+
+def test_item_8_5_10_the_model_ends_a_stream_that_continues():
+    run = streaming_run(Fixed(2, continue_after_done=True), Consuming(5))
+    assert outcome(run, Numbers({})) == {"count": [2, 1, 0, 0, 0]}
+
+
+def test_a_consumer_that_is_done_leaves_the_rest_of_its_stream():
+    run = streaming_run(Fixed(1), Consuming(1), produced=4)
+    assert outcome(run, Numbers({})) == {"count": [1]}
+    assert len(run.nodes["p"].batch_sizes) == 4
+
+
+def test_a_partition_that_takes_no_part_ends_its_streams():
+    class OnlyConsumer(Consuming):
+        def first_walks(self, request):
+            return {"q": NextWalk("v")}
+
+    run = streaming_run(Fixed(2), OnlyConsumer(9))
+    assert outcome(run, Numbers({})) == {"count": [0]}
+
+
+def test_tokens_found_in_a_cache_are_not_computed():
+    """Those of the present run, and after a push-back those of the runs that come first."""
+    node = NumberNode("a", 0, ())
+    graph = WalkGraph(
+        "w", Loop("l", Node("a", ("x",), (Edge("a", "x"),), divisible=True), 3), ("x",)
+    )
+    run = Run([Partition("p", (graph,))], {"a": node}, Once())
+
+    class Long(Once):
+        def num_tokens(self, request, node, inputs):
+            return 5
+
+    state = WalkRequest(run.program, Long(), Numbers({"x": 1}))
+    work = state.next_work()
+    assert (work.remaining, work.total) == (5, 5)
+    state.adopt(2)
+    work = state.next_work()
+    assert (work.remaining, work.total) == (3, 5)
+    assert state.inputs().start == 2
+    for _ in range(2):
+        state.advance(state.next_work().remaining)
+        outputs = NodeOutputs({"x": Column(("r",), torch.tensor([7]))})
+        state.take("r", [outputs])
+        state.finish(frozenset())
+    state.push_back()
+    state.next_work()
+    state.adopt(5 + 2)
+    work = state.next_work()
+    assert (work.remaining, work.total) == (3, 10)
+    assert state.inputs().one("x") == 7
+    assert not state.complete
+    state.advance(3)
+    state.finish(frozenset())
+    work = state.next_work()
+    assert (work.remaining, work.total) == (5, 15)
+    state.advance(5)
+    assert state.complete
