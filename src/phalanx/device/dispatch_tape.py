@@ -151,6 +151,8 @@ def _reads_host(func: OpOverload[..., Any], args: Sequence[Any]) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     """What tells whether tensors share memory; empty ones share nothing."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
     address = tensor.untyped_storage().data_ptr()
     return address or id(tensor)
 

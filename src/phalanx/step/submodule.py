@@ -144,7 +144,11 @@ class NodeSubmodule(nn.Module):
         return ()
 
     def capture_key(self, walk: str, rows: Sequence[StepRow]) -> Hashable:
-        """Which of a walk's captures computes these rows; may be asked before `prepare_inputs`."""
+        """Which of a walk's captures computes these rows.
+
+        By what never changes of the requests: it is also asked ahead of a step, and before
+        `prepare_inputs`.
+        """
         return None
 
     def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep | None:

@@ -16,11 +16,13 @@ from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
 from phalanx.errors import ConfigurationError
 from phalanx.loop.eviction import EVICTION_POLICIES
+from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.checkpoint import load_weights
 from phalanx.models.causal_lm.config import DecoderConfig
+from phalanx.models.causal_lm.decode_captures import DecodeCaptures
 from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
@@ -96,12 +98,20 @@ def build_service(
 ) -> CausalLMService:
     """A service of `model` with the cache and the step bounds of `args`; `node` if not our own."""
     config = model.config
+    if args.speculate and model.ranks.size > 1:
+        raise ConfigurationError(
+            f"speculate=True on {model.ranks.size} ranks; it works on one rank only: set it to False"
+        )
     context_length = _context_length(args, config)
     num_pages = -(-args.pool_tokens // args.page_size)
     engine = StepEngine(model.backend)
     if node is None:
-        node = DecoderNode(model.decoder, model.backend, args.max_batch_size)
+        captures = None
+        if model.backend.captures and model.ranks.size == 1:
+            captures = DecodeCaptures(args.max_batch_size, context_length, model.backend.device)
+        node = DecoderNode(model.decoder, model.backend, args.max_batch_size, captures)
     engine.load_model({NODE: node}, _specs(args, model, num_pages, context_length))
+    engine.warm_up()
     limits = Limits(
         context_length=context_length,
         pool_tokens=num_pages * args.page_size,
@@ -109,10 +119,11 @@ def build_service(
         max_batch_size=args.max_batch_size,
     )
     budget = Budget(args.max_step_tokens, args.max_batch_size)
+    loop = PipelinedLoop if args.speculate else StepLoop
     compiler = GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)
     return CausalLMService(
         engine,
-        StepLoop(engine, budget, EVICTION_POLICIES[args.eviction]()),
+        loop(engine, budget, EVICTION_POLICIES[args.eviction]()),
         node,
         limits,
         SequenceLimits(config.eos_ids, context_length),

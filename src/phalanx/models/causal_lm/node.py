@@ -5,7 +5,7 @@ Over several ranks each computes its part of every step. Tokens come out equal o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -16,11 +16,14 @@ from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import InvalidRequestError, RequestFailedError
+from phalanx.models.causal_lm.decode_captures import DecodeCaptures, DecodeKey
 from phalanx.models.causal_lm.decoder import Decoder, Hidden
+from phalanx.models.causal_lm.row_input import RowInput, threaded, token_ids
 from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Scores, joined, score
 from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
 from phalanx.step.attempt import attempt
 from phalanx.step.declaration import Segment, SubmoduleStep
+from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.outputs import Column, HostRow, NodeOutputs
 from phalanx.step.resources.attention import AttentionStep, PagedAttention
 from phalanx.step.resources.base import Resource
@@ -59,9 +62,18 @@ class DecoderNode(NodeSubmodule):
     """See the module. A row's state is a `Sequence`."""
 
     publishes = False
+    speculates = True
 
-    def __init__(self, decoder: Decoder, backend: DeviceBackend, max_batch: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        backend: DeviceBackend,
+        max_batch: int,
+        captures: DecodeCaptures | None = None,
+    ) -> None:
+        """`captures` of a model on one rank; None to compute every step eagerly."""
         super().__init__()
+        self._captures = captures
         self.decoder = decoder
         self.failure: Exception | None = None
         """Why this rank cannot go on with the others."""
@@ -89,34 +101,63 @@ class DecoderNode(NodeSubmodule):
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return True
 
-    def prepare_inputs(self, walk: str, row: StepRow) -> list[int]:
+    def prepare_inputs(self, walk: str, row: StepRow) -> RowInput:
         sequence: TokenSequence = row.info.state
-        return sequence.tokens(sequence.computed, sequence.computed + row.span)
+        return sequence.step_input(row.span, row.ahead)
+
+    def thread_outputs(
+        self,
+        walk: str,
+        rows: Sequence[StepRow],
+        inputs: Sequence[Any],
+        before: Sequence[NodeOutputs],
+    ) -> Sequence[Any]:
+        return threaded(rows, inputs, before)
 
     def declare_step(
         self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
     ) -> SubmoduleStep:
         segments = tuple(Segment(row.request_id, row.span) for row in rows)
-        sampling = tuple(row.request_id for row in rows if row.info.state.samples_after(row.span))
-        return SubmoduleStep(
-            segments,
-            {
-                "kv": KVStep(segments),
-                "attention": AttentionStep(),
-                "positions": PositionStep(segments),
-                "sampler": SamplerStep(sampling),
-            },
-        )
+        pairs = zip(rows, inputs, strict=True)
+        sampling = tuple(row.request_id for row, given in pairs if given.samples)
+        return _declared(segments, sampling, self.capture_key(walk, rows))
 
-    def preprocess(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
-        if self._alone:
-            return self._prepared(engine, inputs)
-        return self._together(partial(self._prepared, engine, inputs))
+    def capture_configs(self) -> Sequence[CaptureConfig]:
+        return () if self._captures is None else self._captures.configs()
 
-    def forward(self, prepared: _Prepared) -> NodeOutputs:
+    def capture_key(self, walk: str, rows: Sequence[StepRow]) -> DecodeKey | None:
+        return None if self._captures is None else self._captures.key(rows)
+
+    def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
+        assert isinstance(key, DecodeKey)
+        return _declared((), (), key)
+
+    def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
+        assert self._captures is not None
+        return self._captures.static_inputs(tokens)
+
+    def preprocess(
+        self, engine: EngineInputs, inputs: Sequence[Any]
+    ) -> _Prepared | Mapping[str, Tensor]:
+        if not self._alone:
+            return self._together(partial(self._prepared, engine, inputs))
+        prepared = self._prepared(engine, inputs)
+        if engine.lease is None:
+            return prepared
+        return {"token_ids": prepared.token_ids, "positions": prepared.positions}
+
+    def forward(self, prepared: _Prepared | Mapping[str, Tensor]) -> NodeOutputs:
+        if not isinstance(prepared, _Prepared):
+            return self._captured(prepared)
         if self._alone:
             return self._computed(prepared)
         return self._together(partial(self._computed, prepared))
+
+    def _captured(self, inputs: Mapping[str, Tensor]) -> NodeOutputs:
+        """One token of every row of a captured shape."""
+        hidden = self.decoder(inputs["token_ids"], inputs["positions"], self._attention)
+        tokens = self._sampler.sample(self.decoder.logits(hidden, None))
+        return NodeOutputs({"token": Column.by_row(tokens)})
 
     def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
         sequence: TokenSequence = row.info.state
@@ -139,23 +180,22 @@ class DecoderNode(NodeSubmodule):
         return made.value
 
     def _prepared(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
-        token_ids = np.fromiter((token for ids in inputs for token in ids), dtype=np.int64)
         sampling: list[tuple[str, TokenSequence]] = []
         sample_rows: list[int] = []
         scoring: list[_PromptScoring] = []
         offset = 0
-        for row in engine.rows:
+        for row, given in zip(engine.rows, inputs, strict=True):
             sequence: TokenSequence = row.info.state
-            start = sequence.computed
+            start = given.start
             first, end = sequence.scores.wanted_positions(start, start + row.span)
             if end > first or (sequence.scores.next_prompt == 0 and start == 0):
                 scoring.append(_PromptScoring(row, sequence, first, end, offset, start))
             offset += row.span
-            if sequence.samples_after(row.span):
+            if given.samples:
                 sampling.append((row.request_id, sequence))
                 sample_rows.append(offset - 1)
         return _Prepared(
-            self._backend.upload(token_ids),
+            token_ids(inputs, self._backend),
             engine.plans["positions"],
             tuple(sampling),
             self._backend.upload(np.array(sample_rows, dtype=np.int64)),
@@ -235,3 +275,19 @@ class DecoderNode(NodeSubmodule):
             "prompt_top_ids": scores.top_ids,
             "prompt_selected": scores.selected,
         }
+
+
+def _declared(
+    segments: tuple[Segment, ...], sampling: tuple[str, ...], key: DecodeKey | None
+) -> SubmoduleStep:
+    return SubmoduleStep(
+        segments,
+        {
+            "kv": KVStep(segments, max_context=None if key is None else key.max_context),
+            "attention": AttentionStep(),
+            "positions": PositionStep(segments),
+            "sampler": SamplerStep(sampling, greedy_only=key is not None and key.greedy),
+        },
+        key,
+        {"token": sampling},
+    )
