@@ -211,6 +211,25 @@ def test_all_ranks_choose_the_same_victims(tiny_dir, tmp_path, two_ranks):
     assert logs == [expected, expected]
 
 
+@pytest.mark.long
+def test_all_ranks_take_over_the_same_pages(tiny_dir, tmp_path, two_ranks):
+    """Requests that begin alike, in a pool where what is kept makes way: batches are the same."""
+    many = [sampled(n=2, sampling_seed=1, max_new_tokens=40), *(sampled(top_k=k) for k in (1, 9))]
+    options = {"pool_tokens": 96, "page_size": 4, "max_step_tokens": 24}
+    outputs = equal_on_all(
+        two_ranks.run(partial(logged_in_each_rank, **options), tiny_dir, tmp_path, many)
+    )
+    assert [output.cached_tokens for output in outputs[1:]] == [36, 36]
+    assert sum(output.num_retractions for output in outputs) > 0
+    [logs] = read_logs(tmp_path).values()
+    assert len(logs) == 2
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert logged(tiny_dir, alone, many, **options) == outputs
+    [[expected]] = read_logs(alone).values()
+    assert logs == [expected, expected]
+
+
 @pytest.mark.parametrize("eviction", ["lru", "priority"])
 def test_defect_8_6_10_all_ranks_move_the_same_victims_to_the_host(
     tiny_dir, tmp_path, two_ranks, eviction
