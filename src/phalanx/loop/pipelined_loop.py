@@ -70,8 +70,9 @@ class PipelinedLoop(StepLoop):
         self._threads = StepThreads(engine)
         self._max_consecutive = max_consecutive
         self._flight: _Flight | None = None
-        self._departed: set[str] = set()
-        """Requests that have ended while a step with them is in flight."""
+        self._departed: dict[str, None] = {}
+        """Requests that have ended while a step with them is in flight, in that order: on every
+        rank their memory must come back in the same one."""
         self._num_consecutive = 0
         self.num_ahead = 0
         """Steps that were prepared while another was in flight, and computed."""
@@ -255,10 +256,11 @@ class PipelinedLoop(StepLoop):
     def _forget(self, rid: str) -> None:
         flight = self._flight
         if flight is not None and any(one.rid == rid for one, _ in flight.rows):
-            self._departed.add(rid)
+            self._departed[rid] = None
         else:
             self._engine.remove_request(rid)
 
     def _release_departed(self) -> None:
-        while self._departed:
-            self._engine.remove_request(self._departed.pop())
+        departed, self._departed = self._departed, {}
+        for rid in departed:
+            self._engine.remove_request(rid)
