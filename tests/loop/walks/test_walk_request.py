@@ -395,10 +395,10 @@ def test_tokens_found_in_a_cache_are_not_computed():
     work = state.next_work()
     assert (work.remaining, work.total) == (3, 10)
     assert state.inputs().one("x") == 7
-    assert not state.complete
+    assert state.completed() is None
     state.advance(3)
     state.finish(frozenset())
     work = state.next_work()
     assert (work.remaining, work.total) == (5, 15)
     state.advance(5)
-    assert state.complete
+    assert state.completed().one("x") == 7

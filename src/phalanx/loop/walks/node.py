@@ -10,6 +10,8 @@ from phalanx.loop.walks.request import WalkRequest
 from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.submodule import NodeSubmodule, StepRow
 
+_NONE: frozenset[str] = frozenset()
+
 
 class WalkNode(NodeSubmodule):
     """As `NodeSubmodule`; `prepare_inputs` gives a row's `WalkInputs`, which reach `declare_step`,
@@ -31,9 +33,8 @@ class WalkNode(NodeSubmodule):
 
     def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
         request = walk_request(row)
-        stopped: frozenset[str] = frozenset()
-        if request.complete:
-            stopped = self.ended_loops(request.inputs(), outputs)
+        inputs = request.completed()
+        stopped = _NONE if inputs is None else self.ended_loops(inputs, outputs)
         request.finish(stopped)
         return stopped
 
@@ -41,7 +42,7 @@ class WalkNode(NodeSubmodule):
         """The names of the loops around the node that end with the present iteration, given the
         values of `read_on_host`.
         """
-        return frozenset()
+        return _NONE
 
 
 def walk_request(row: StepRow) -> WalkRequest:

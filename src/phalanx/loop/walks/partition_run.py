@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,10 @@ class PartitionRun:
             return ()
         places = self._walk.graph.routes.places
         return tuple(places[name].node for name in self._walk.due)
+
+    def chunked(self, node: str) -> Sequence[Input]:
+        """The inputs of a due node that take chunks of streams."""
+        return self.walk.graph.routes.unfed[node]
 
     def begin(self, begun: NextWalk | None) -> None:
         """Enter a walk, or be done with None."""

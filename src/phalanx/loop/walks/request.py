@@ -22,7 +22,6 @@ from phalanx.loop.walks.model import Emitted, Values, WalkModel
 from phalanx.loop.walks.node_run import NodeRun, WalkInputs
 from phalanx.loop.walks.partition_run import PartitionRun
 from phalanx.loop.walks.program import WalkProgram
-from phalanx.loop.walks.routes import Input
 from phalanx.loop.walks.sections import EMIT_TO_CLIENT, Edge, Node
 from phalanx.loop.walks.streams import Streams
 from phalanx.step.outputs import NodeOutputs
@@ -95,11 +94,10 @@ class WalkRequest:
             self._tokens[node] = self._tokens.get(node, 0) + skipped
         self._skip_kept()
 
-    @property
-    def complete(self) -> bool:
-        """Whether all tokens of the current run were computed, and what it gives is wanted."""
+    def completed(self) -> WalkInputs | None:
+        """The inputs of the current run, if all of it was computed and what it gives is wanted."""
         run = self._running
-        return run.done == run.span and run is self._bound
+        return run.inputs if run.done == run.span and run is self._bound else None
 
     def finish(self, stopped: frozenset[str]) -> None:
         """Go on from a step: if the current run is through, route what it gave."""
@@ -175,7 +173,7 @@ class WalkRequest:
             (self._last_run.get((partition.name, node.name), -1), partition, node)
             for partition in self._partitions.values()
             for node in partition.due
-            if all(self._streams.ready(key) for key in self._chunked(partition, node))
+            if all(self._streams.ready(key) for key in partition.chunked(node.name))
         ]
         if due:
             _, partition, node = min(due, key=lambda one: one[0])
@@ -189,7 +187,7 @@ class WalkRequest:
         walk = partition.walk
         self._num_runs += 1
         self._last_run[partition.name, node.name] = self._num_runs
-        chunks = {key[1]: self._streams.take(key) for key in self._chunked(partition, node)}
+        chunks = {key[1]: self._streams.take(key) for key in partition.chunked(node.name)}
         tensors: dict[str, Values] = {name: chunk.items for name, chunk in chunks.items()}
         for name in node.inputs:
             values = walk.values(node.name, name)
@@ -201,10 +199,6 @@ class WalkRequest:
         inputs = WalkInputs(self.request, tensors, chunks, walk.iterations(node.name))
         span = self._model.num_tokens(self.request, node.name, tensors)
         return NodeRun(partition.name, walk.graph.name, node.name, node.divisible, inputs, span)
-
-    def _chunked(self, partition: PartitionRun, node: Node) -> list[Input]:
-        """The inputs of a due node that take chunks in its present walk."""
-        return [key for key in partition.walk.graph.routes.unfed if key[0] == node.name]
 
     def _send(self, edge: Edge, values: Values) -> None:
         if edge.next_node == EMIT_TO_CLIENT:
@@ -222,7 +216,7 @@ class WalkRequest:
         empty = [
             key
             for node in partition.due
-            for key in self._chunked(partition, node)
+            for key in partition.chunked(node.name)
             if not self._streams.ready(key)
         ]
         node, name = empty[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from phalanx.errors import ConfigurationError
 from phalanx.loop.walks.sections import (
@@ -31,7 +32,7 @@ class Place:
     node: Node
     path: tuple[tuple[Section, int], ...]
 
-    @property
+    @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops around it, outermost first."""
         return tuple(part for part, _ in self.path if isinstance(part, Loop))
@@ -81,8 +82,8 @@ class Routes:
         """The inputs that each loop feeds from one iteration to the next."""
         self.external: list[Input] = []
         """The inputs that the walk's own inputs feed."""
-        self.unfed: list[Input] = []
-        """The inputs that nothing in the walk feeds: they must be streams."""
+        self.unfed: dict[str, list[Input]] = {name: [] for name in self.places}
+        """The inputs of each node that nothing in the walk feeds: they must be streams."""
         self._feed(inputs)
         self._check_loops()
 
@@ -169,8 +170,8 @@ class Routes:
         wanted = [(name, one) for name, at in self.places.items() for one in at.node.inputs]
         rest = [key for key in wanted if key not in forward]
         self.external = [key for key in rest if key[1] in inputs]
-        self.unfed = [key for key in rest if key[1] not in inputs]
-        for key in self.unfed:
+        for key in (key for key in rest if key[1] not in inputs):
+            self.unfed[key[0]].append(key)
             if key in back:
                 raise self._error(
                     f"input {key[1]!r} of node {key[0]!r} is fed back by loop "

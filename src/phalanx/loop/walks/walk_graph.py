@@ -33,6 +33,11 @@ class WalkGraph:
         """The names of its nodes, as they are written down."""
         return tuple(self.routes.places)
 
+    @property
+    def unfed(self) -> tuple[Input, ...]:
+        """The inputs that nothing in the walk feeds."""
+        return tuple(key for keys in self.routes.unfed.values() for key in keys)
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -66,7 +71,7 @@ class Partition:
                     f"{key[0]!r}"
                 )
         for walk in self.walks:
-            for node, name in walk.routes.unfed:
+            for node, name in walk.unfed:
                 if (node, name) not in keys:
                     raise ConfigurationError(
                         f"walk {walk.name!r}: nothing feeds input {name!r} of node {node!r}; lead "
@@ -74,7 +79,7 @@ class Partition:
                         f"partition {self.name!r}"
                     )
         for stream in self.streams:
-            if not any(stream.key in walk.routes.unfed for walk in self.walks):
+            if not any(stream.key in walk.unfed for walk in self.walks):
                 raise ConfigurationError(
                     f"partition {self.name!r}: no node {stream.node!r} takes the stream "
                     f"{stream.name!r} in its walks {[walk.name for walk in self.walks]}"

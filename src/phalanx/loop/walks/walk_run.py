@@ -72,16 +72,9 @@ class WalkRun:
         """A due node has run and ended the loops `stopped`; what leaves the walk by that, in order:
         for the client, for streams, and to be kept.
         """
-        routes = self.graph.routes.by_node[node]
-        around = [loop.name for loop in self.graph.routes.places[node].loops]
-        for name in stopped:
-            if name not in around:
-                raise ConfigurationError(
-                    f"node {node!r} of walk {self.graph.name!r} ends loop {name!r}; "
-                    f"the loops around it are {around}"
-                )
-            self._turns[name].stopped = True
-        for route in routes:
+        if stopped:
+            self._stop(node, stopped)
+        for route in self.graph.routes.by_node[node]:
             tensor = outputs.get(route.edge.name)
             if tensor is not None:
                 self._deliver(route, (tensor,), 0)
@@ -93,6 +86,16 @@ class WalkRun:
         self._cursor.end(node)
         left, self._left = self._left, []
         return left
+
+    def _stop(self, node: str, loops: frozenset[str]) -> None:
+        around = [loop.name for loop in self.graph.routes.places[node].loops]
+        for name in loops:
+            if name not in around:
+                raise ConfigurationError(
+                    f"node {node!r} of walk {self.graph.name!r} ends loop {name!r}; "
+                    f"the loops around it are {around}"
+                )
+            self._turns[name].stopped = True
 
     def _first_values(self, begun: NextWalk) -> dict[Input, Values]:
         graph = self.graph
