@@ -11,6 +11,8 @@ from phalanx.device.cpu import CpuBackend
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.loop.walks import (
+    EMIT_TO_CLIENT,
+    NOWHERE,
     Edge,
     Emitted,
     FinishedWalk,
@@ -150,6 +152,23 @@ class NumberModel(WalkModel):
         return by_name(emitted)
 
 
+class Once(NumberModel):
+    """One walk a request."""
+
+    def next_walk(self, request, finished):
+        super().next_walk(request, finished)
+        request.finished = finished
+        return None
+
+
+def emit(name: str) -> Edge:
+    return Edge(EMIT_TO_CLIENT, name)
+
+
+def keep(name: str) -> Edge:
+    return Edge(NOWHERE, name, persist=True)
+
+
 def by_name(emitted: Sequence[Emitted]) -> dict[str, list[int]]:
     """Numbers by the name of their edge, in order."""
     found: dict[str, list[int]] = {}
@@ -210,3 +229,10 @@ class Run:
             raise event.error
         assert event.payload == self.deltas[rid] or not self.deltas[rid]
         return event.payload
+
+
+def outcome(run: Run, request: Numbers):
+    """What a request gives."""
+    run.start("r", request)
+    run.finish()
+    return run.output("r")

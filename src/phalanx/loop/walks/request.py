@@ -2,7 +2,7 @@
 
 It runs one node at a time, the one that ran longest ago of those that are due, so that its branches
 and partitions advance in turns and share steps with other requests. Tensors stay on their device;
-nothing here reads a value.
+nothing here reads a value. What a run gives decides what comes next, so no run is prepared ahead.
 
 When computed state was dropped (`push_back`), the runs of nodes that have resources are computed
 again, in their old order and on their old inputs, which are kept for that. What they give then is
@@ -198,6 +198,10 @@ class WalkRequest:
         )
         inputs = WalkInputs(self.request, tensors, chunks, walk.iterations(node.name))
         span = self._model.num_tokens(self.request, node.name, tensors)
+        if span < 1:
+            raise ConfigurationError(
+                f"num_tokens gives {span} for node {node.name!r}; a run has at least one token"
+            )
         return NodeRun(partition.name, walk.graph.name, node.name, node.divisible, inputs, span)
 
     def _send(self, edge: Edge, values: Values) -> None:
