@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from phalanx.device.operators.torch_operators import TorchOperators
+from phalanx.loop.pipelined_loop import PipelinedLoop
+from phalanx.loop.step_loop import StepLoop
 from phalanx.schema.events import Final
 from phalanx.step.resources.penalties import Penalties
 from phalanx.step.resources.sampler import SamplerConfig
@@ -139,11 +141,12 @@ class SharingMachine(RuleBasedStateMachine):
         running=st.sampled_from([1, 3, 6]),
         batched=st.booleans(),
         host_pages=st.sampled_from([0, 3, 9]),
+        kind=st.sampled_from([StepLoop, PipelinedLoop]),
     )
-    def begin(self, num_pages, page_size, tokens, running, batched, host_pages):
+    def begin(self, num_pages, page_size, tokens, running, batched, host_pages, kind):
         node = CacheReader(batched=batched)
         engine = cache_reader_engine(num_pages, page_size, node=node, host_pages=host_pages)
-        self.bench = Bench(engine, tokens=tokens, running=running)
+        self.bench = Bench(engine, tokens=tokens, running=running, kind=kind)
         self.pool = num_pages * page_size
         self.texts = [(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)]
 
@@ -199,6 +202,7 @@ class SharingMachine(RuleBasedStateMachine):
             return
         bench = self.bench
         bench.finish()
+        bench.loop.close()
         check_pages(bench.cache)
         assert bench.cache.num_free_pages == bench.cache.config.num_pages
         for rid, event in bench.ledger.ended.items():

@@ -9,6 +9,11 @@ from phalanx.step.resources.kv_cache import KVCache
 
 def check_pages(cache: KVCache) -> None:
     """Every page is held or free, holders are counted, and nobody can write to a shared page."""
+    with cache._lock:
+        _check_pages(cache)
+
+
+def _check_pages(cache: KVCache) -> None:
     streams = [stream for streams in cache._table.streams.values() for stream in streams.values()]
     held = Counter(page for stream in streams for page in stream.pages.tolist())
     pool = cache._pool
