@@ -10,7 +10,7 @@ from phalanx.step.outcomes import AdmitOutcome, NotReady, RequestOffloading
 from phalanx.step.resources.base import Evictable, Resource
 from phalanx.step.submodule import NodeSubmodule
 from phalanx.testing.probe_resource import ProbeSpec
-from phalanx.testing.step_models import cache_reader_engine
+from phalanx.testing.step_models import CacheReader, cache_reader_engine
 from tests.step.stepping import Stepping
 
 
@@ -174,4 +174,27 @@ def test_defect_8_6_6_a_step_that_is_not_ready_is_refused_and_takes_nothing():
     assert stepping.engine.resource("kv").num_free_pages == 8
     waiting = False
     assert stepping.finish("x") == {}
+    stepping.close()
+
+
+@pytest.mark.parametrize("verb", ["admit", "plan", "begin", "commit"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_defect_8_6_4_what_raises_between_admit_and_commit_leaves_its_rows_movable(batched, verb):
+    def react(called, rids):
+        if called == verb and faulty:
+            raise ValueError(verb)
+
+    faulty = False
+    probe = ProbeSpec("probe", frozenset({"toy"}), react=react)
+    engine = cache_reader_engine(
+        16, 2, host_pages=16, node=CacheReader(batched=batched), probe=probe
+    )
+    stepping = Stepping(engine)
+    for rid in "xy":
+        stepping.open(rid, (1, 2, 3))
+    stepping.step(x=0, y=0)
+    faulty = True
+    assert set(stepping.step(x=0, y=0).failed_requests) == {"x", "y"}
+    faulty = False
+    assert engine.residency.offload("x") == engine.residency.offload("y") == 2
     stepping.close()
