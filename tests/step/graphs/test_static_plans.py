@@ -220,6 +220,27 @@ def test_captured_rows_draw_what_eager_rows_draw(configs, seed, data):
         captured.commit(declared, leased)
 
 
+def test_a_captured_token_is_counted_for_the_row_that_sampled_it():
+    """Only the second row samples: its penalty, and nobody else's, is for its own token."""
+    penalty = Penalties(frequency=1.5)
+    made = sampler(
+        [SamplerConfig(RowFilter(0.0), 1, penalty), SamplerConfig(RowFilter(0.0), 2, penalty)]
+    )
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 3], logits[1, 4] = 2.0, 2.0
+    logits[:, 5] = 1.0
+    found = []
+    for chosen in (("r1",), ("r0", "r1")):
+        step = SamplerStep(chosen)
+        ctx = StepContext(("r0", "r1"), "w", lease(BucketKey("w", 2, 2)))
+        ctx.plan_results["sampler"] = made.plan(step, ctx)
+        made.begin(step, ctx)
+        found.append(made.sample(logits).tolist())
+        made.commit(step, ctx)
+    assert found[0][1] == 4
+    assert found[1] == [3, 5]
+
+
 def test_a_greedy_capture_looks_for_the_most_likely_token_and_counts_it():
     made = sampler([SamplerConfig(RowFilter(0.0), 1)])
     step = SamplerStep(("r0",), greedy_only=True)

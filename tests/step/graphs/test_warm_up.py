@@ -73,6 +73,13 @@ def test_a_node_that_plans_ahead_has_two_slots():
         StepEngine(CpuBackend(), num_slots=1)
 
 
+def test_every_run_of_a_capture_is_undone():
+    log: list = []
+    Bench(Doubler(SMALL, probe=True), ProbeSpec("probe", frozenset({NODE}), log))
+    verbs = [call.verb for call in log]
+    assert verbs == ["admit", "plan", "begin", "unadmit"] * 12, "2 shapes, 2 slots, 3 runs"
+
+
 def test_smaller_shapes_read_the_leading_part_of_the_largest_inputs():
     backend = CpuBackend(capture="tape")
     node = Doubler(SMALL)
