@@ -68,6 +68,7 @@ class PipelinedLoop(StepLoop):
     ) -> None:
         super().__init__(engine, budget, eviction)
         self._threads = StepThreads(engine)
+        self._reading = engine.backend.stream()
         self._max_consecutive = max_consecutive
         self._flight: _Flight | None = None
         self._departed: dict[str, None] = {}
@@ -238,7 +239,9 @@ class PipelinedLoop(StepLoop):
         self.num_discarded += len(useless)
         flight.batch.discard({one.rid for one in useless})
         if rows:
-            self._settle(flight.batch, rows)
+            # Not behind the next step, which is on the device's default stream already.
+            with self._engine.backend.on_stream(self._reading):
+                self._settle(flight.batch, rows)
         for request in useless:
             if request.status is Status.RUNNING:
                 self._roster.push_back(request)

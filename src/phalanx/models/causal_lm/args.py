@@ -32,6 +32,9 @@ class CausalLMArgs(EntryArgs):
     cache for want of room; what does not fit there is computed again. `eviction`: who is moved
     first, `lru` for those computed longest ago, `priority` for those that hold most of the cache.
 
+    With `speculate` the next step is prepared, and planned, while one is computed, and what a step
+    gives is looked at while the next one runs; on one rank only.
+
     `transfer`: how another engine reads what this one hands over: `shm` on the same machine, `tcp`
     at `transfer_host`, an address of this machine. It is kept for at most `transfer_ttl_s`.
     """
@@ -47,6 +50,7 @@ class CausalLMArgs(EntryArgs):
     prefix_cache: bool = True
     host_pool_tokens: int = 0
     eviction: str = "lru"
+    speculate: bool = False
     transfer: str = "shm"
     transfer_host: str = "127.0.0.1"
     transfer_ttl_s: float = 120.0
@@ -60,6 +64,8 @@ class CausalLMArgs(EntryArgs):
             raise ConfigurationError(f"context_length={self.context_length!r} must be positive")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigurationError(f"prefix_cache={self.prefix_cache!r} must be true or false")
+        if not isinstance(self.speculate, bool):
+            raise ConfigurationError(f"speculate={self.speculate!r} must be true or false")
         host = self.host_pool_tokens
         if isinstance(host, bool) or not isinstance(host, int) or host < 0:
             raise ConfigurationError(

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.loop.outlook import Foreseeing, Outlook
 from phalanx.loop.request import Work
 from phalanx.models.causal_lm.logprobs import LogprobRecord
+from phalanx.models.causal_lm.row_input import RowInput
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.schema.generate import (
@@ -67,7 +69,7 @@ class Own:
     keep: Callable[[], Kept] | None = None
 
 
-class Sequence:
+class Sequence(Foreseeing):
     """A `RequestState`: prompt and output tokens, of which the first `computed` are in the cache."""
 
     def __init__(
@@ -142,9 +144,29 @@ class Sequence:
         """Ids of positions `start` to `end`."""
         return self._tokens[start:end]
 
-    def samples_after(self, span: int) -> bool:
-        """Whether a step of `span` tokens reaches the end and so gives a new token."""
-        return self.sampling.max_new_tokens > 0 and self.computed + span == self.num_tokens
+    def step_input(self, span: int, ahead: int) -> RowInput:
+        """What a step of `span` tokens needs, behind one of `ahead` that is being computed."""
+        start = self.computed + ahead
+        pending = ahead > 0 and start == self.num_tokens
+        samples = start + span == self.num_tokens + pending and self.sampling.max_new_tokens > 0
+        if pending:
+            return RowInput.awaiting(start, samples=samples)
+        return RowInput(self._tokens[start : start + span], start, samples)
+
+    def work_after(self, span: int) -> Work | Outlook:
+        """Unknown where a step is prepared by what the one before it gave: by a grammar's state, or
+        by how much of the prompt is scored.
+        """
+        if self.constrained or self.scores.num_unscored is not None:
+            return Outlook.UNKNOWN
+        total, computed = self.num_tokens, self.computed + span
+        if computed < total:
+            return Work(NODE, WALK, total - computed, total)
+        longest = total + 1 >= self._limits.context_length
+        last = len(self.output_ids) + 1 >= self.sampling.max_new_tokens
+        if longest or last or self.request.hands_over:
+            return Outlook.ENDS
+        return Work(NODE, WALK, 1, total + 1)
 
     def next_work(self) -> Work | None:
         if self._finish is not None:

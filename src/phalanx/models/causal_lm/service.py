@@ -161,6 +161,7 @@ class CausalLMService:
                 self._loop.paused = False
                 return True
             case Flush():
+                self._loop.land()
                 if not self._loop.idle or len(self._grammars):
                     return False
                 self._engine.prefixes.forget()
@@ -190,6 +191,7 @@ class CausalLMService:
     def close(self) -> None:
         self._cancel_all()
         self._grammars.close()
+        self._loop.close()
         self._engine.shutdown()
 
     def _prompt(self, rid: str, request: GenerateRequest) -> Prompt:
