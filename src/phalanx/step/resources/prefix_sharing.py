@@ -90,8 +90,8 @@ class PrefixSharing:
             return
         for segment in step.segments:
             prefix = self._unregistered.get(segment.request_id)
-            if prefix is not None and segment.label == DEFAULT_LABEL:
-                stream = self._table.streams[segment.request_id][DEFAULT_LABEL]
+            stream = self._table.find(segment.request_id, DEFAULT_LABEL)
+            if prefix is not None and stream is not None and segment.label == DEFAULT_LABEL:
                 full = min(stream.stored_len // self._config.page_size, prefix.num_known)
                 self._register(prefix, stream, prefix.num_registered, full)
                 prefix.num_registered = full
