@@ -78,6 +78,7 @@ class Tally(Resource, Evictable):
         return AllocationFailed("no place", short, wanted[-1][0]) if short > 0 else None
 
     def admit(self, step, ctx: StepContext) -> AdmitOutcome:
+        self.unadmit(step, ctx)
         if self.released:
             return AdmitOutcome(ok=False, reason=AdmitRuntimeError("released"))
         reason = self.refusal(step)
@@ -99,9 +100,8 @@ class Tally(Resource, Evictable):
             stream.in_flight = False
             del stream.numbers[stream.length :]
         for rid, label in invented:
-            stream = self.streams.get(rid, {}).pop(label, None)
-            if stream is not None:
-                self.give_back(stream)
+            if self.streams.get(rid, {}).get(label) in touched:
+                self.give_back(self.streams[rid].pop(label))
 
     def plan(self, step, ctx):
         return [self.streams[rid]["main"] for rid in step.rids]

@@ -107,7 +107,7 @@ class ForwardCommits(Tally):
             stream.in_flight = False
 
 
-@broken("at rest: .tally. is not, after a request was removed twice")
+@broken("at rest: .tally. is not, after (all requests were|a request was) removed")
 class UnadmitGivesWhatItNeverTook(Tally):
     def unadmit(self, step, ctx):
         if self.key not in ctx.reservations and self.free < self.places:
@@ -133,6 +133,27 @@ class FreesTwiceWhatWasRemoved(Tally):
         for rid, label in invented:
             self.streams.get(rid, {}).pop(label, None)
             self.free += 1
+
+
+@broken("admit again: a step that was admitted twice|after a step was admitted twice")
+class ReservesTwice(Tally):
+    def admit(self, step, ctx):
+        earlier = ctx.reservations.pop(self.key, None)
+        outcome = super().admit(step, ctx)
+        return outcome if earlier is None else ADMITTED
+
+
+@broken("return in a step|came back while a step ran")
+class MistakesAReturnForTheFormerLife(Tally):
+    def unadmit(self, step, ctx):
+        touched, invented = ctx.reservations.pop(self.key, ((), ()))
+        for stream in touched:
+            stream.in_flight = False
+            del stream.numbers[stream.length :]
+        for rid, label in invented:
+            stream = self.streams.get(rid, {}).pop(label, None)
+            if stream is not None:
+                self.give_back(stream)
 
 
 @broken("exhaustion: admit of .* raised .*IndexError")

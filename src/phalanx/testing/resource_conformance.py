@@ -143,6 +143,43 @@ def _give_up(drive: ResourceDrive, stage: int) -> None:
     require(not ctx.reservations, "unadmit leaves no trace: the context still holds a reservation")
 
 
+def _check_admitted_twice(bed: ResourceBed) -> None:
+    """A step that is driven again asks again, with the same context."""
+    where = "admit again: a step that was admitted twice"
+    for given_up in (True, False):
+        drive = bed.drive("a")
+        room = drive.capacity(MOST)
+        step, ctx = drive.admitted("a")
+        require(drive.refused(step, ctx) is None, f"{where} was refused the second time")
+        if given_up:
+            drive.runner.unadmit(step, ctx)
+            require(drive.capacity(MOST) == room, f"{where} and given up left less room behind")
+            drive.step("a")
+        else:
+            drive.run(step, ctx)
+        require_same(drive.look("a"), bed.expected("a", 1), f"{where} changed what came of it")
+        drive.close("a")
+        drive.require_rest("after a step was admitted twice")
+        require(drive.capacity(MOST) == room, f"{where} left less room behind")
+
+
+def _check_return_in_flight(bed: ResourceBed) -> None:
+    """Who left in a step and came back has nothing to do with that step."""
+    drive = bed.drive("a")
+    step, ctx = drive.admitted("a")
+    drive.begin(step, ctx)
+    drive.close("a")
+    drive.open("a")
+    drive.step("a")
+    drive.runner.unadmit(step, ctx)
+    where = "return in a step: the step of its former life changed a request"
+    require_same(drive.look("a"), bed.expected("a", 1), where)
+    drive.step("a")
+    require_same(drive.look("a"), bed.expected("a", 2), where)
+    drive.close("a")
+    drive.require_rest("after a request left and came back while a step ran")
+
+
 def _check_commit(bed: ResourceBed) -> None:
     drive = bed.drive("a")
     step, ctx = drive.admitted("a")
@@ -304,7 +341,9 @@ _RULES = (
     _check_ingest,
     _check_remove,
     _check_unadmit,
+    _check_admitted_twice,
     _check_commit,
     _check_removal_in_flight,
+    _check_return_in_flight,
     _check_exhaustion,
 )

@@ -145,8 +145,7 @@ class TokenRequest(Foreseeing):
         """Whether its tokens are the most likely ones, as the model gives them."""
         given = self._sampler
         return given is None or (
-            given.row.greedy
-            and not (given.penalties.active or given.logit_bias or given.forbidden)
+            given.row.greedy and not (given.penalties.active or given.logit_bias or given.forbidden)
         )
 
     def take(self, span: int, ahead: int = 0) -> RowTokens:

@@ -118,7 +118,9 @@ class StreamTable:
         for stream, stored_len in taken.forked:
             stream.stored_len = stored_len
         for rid, label in taken.invented:
-            self.streams.get(rid, {}).pop(label, None)
+            # The request may have been removed, and added again, meanwhile.
+            if self.find(rid, label) in taken.touched:
+                del self.streams[rid][label]
         for stream in taken.touched:
             stream.step_in_flight = False
 
