@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.attempt import attempt_each
+from phalanx.step.aftermath import adjust, publish, show
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
 from phalanx.step.graphs.capturing import Agree, CaptureReport, Capturing, agree_alone
@@ -23,7 +22,7 @@ from phalanx.step.graphs.node_graphs import NodeGraphs
 from phalanx.step.graphs.slots import NodeSlots
 from phalanx.step.lease import SlotLease
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
-from phalanx.step.outputs import HostRow, NodeOutputs, to_host
+from phalanx.step.outputs import NodeOutputs, to_host
 from phalanx.step.prefixes import Prefixes
 from phalanx.step.preparation import prepare, thread
 from phalanx.step.preplanning import PrePlanning
@@ -245,40 +244,20 @@ class StepEngine:
 
     def postprocess(self, batch: ExecutingBatch) -> None:
         """Let the node adjust each row's metadata."""
-        submodule = self._nodes[batch.node].submodule
-        if type(submodule).postprocess is NodeSubmodule.postprocess:
-            return
-        for row, _, error in attempt_each(
-            lambda row: submodule.postprocess(row, batch.outputs), batch.live_rows()
-        ):
-            if error is not None:
-                batch.register_failure(row.request_id, error)
+        adjust(self._nodes[batch.node].submodule, batch)
 
     def check_stop(self, batch: ExecutingBatch) -> dict[str, frozenset[str]]:
         """Hand every row its values and return the loops that ended, by request."""
         submodule = self._nodes[batch.node].submodule
         with self.backend.range("step.to_host"):
             values = to_host(batch.outputs, submodule.read_on_host)
-        none: HostRow = {}
-        stopped: dict[str, frozenset[str]] = {}
-        for row, ended, error in attempt_each(
-            lambda row: submodule.check_stop(row, values.get(row.request_id, none)),
-            batch.live_rows(),
-        ):
-            if error is not None:
-                batch.register_failure(row.request_id, error)
-            elif ended:
-                stopped[row.request_id] = ended
-        return stopped
+        return show(submodule, batch, values)
 
     def finalize(self, batch: ExecutingBatch) -> None:
         """Publish what the rows' state has become; called after every step, whatever came of it."""
         node = self._nodes[batch.node]
-        if not node.submodule.publishes:
-            return
-        for row, _, error in attempt_each(partial(_publish, node.resources), batch.rows):
-            if error is not None:
-                batch.register_failure(row.request_id, error)
+        if node.submodule.publishes:
+            publish(node.resources, batch)
 
     def release(self, tags: frozenset[str]) -> None:
         """Free the memory of every resource under these tags; requests must have ended.
@@ -306,10 +285,3 @@ class StepEngine:
     def shutdown(self) -> None:
         for resource in self._resources.values():
             resource.cleanup()
-
-
-def _publish(resources: Mapping[str, Resource], row: StepRow) -> None:
-    for key, resource in resources.items():
-        published = resource.publish(row.request_id)
-        if published is not None:
-            row.info.published[key] = published

@@ -180,18 +180,9 @@ class Sequence(Foreseeing):
         return {
             "kv": KVRequestConfig(self._tokens, self.scores.num_unscored),
             "sampler": SamplerConfig(
-                row=RowFilter(
-                    0.0 if sampling.greedy else sampling.temperature,
-                    sampling.top_k,
-                    sampling.top_p,
-                    sampling.min_p,
-                ),
+                row=_row_filter(sampling),
                 seed=self._seed,
-                penalties=Penalties(
-                    sampling.frequency_penalty,
-                    sampling.presence_penalty,
-                    sampling.repetition_penalty,
-                ),
+                penalties=_penalties(sampling),
                 logit_bias=sampling.logit_bias,
                 forbidden=tuple(sorted(self._ends)) if holds_back else (),
                 forbidden_until=sampling.min_new_tokens if holds_back else 0,
@@ -324,6 +315,17 @@ class Sequence(Foreseeing):
                 self._text.finish()
             return Length(count)
         return None
+
+
+def _row_filter(sampling: SamplingParams) -> RowFilter:
+    temperature = 0.0 if sampling.greedy else sampling.temperature
+    return RowFilter(temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def _penalties(sampling: SamplingParams) -> Penalties:
+    return Penalties(
+        sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
+    )
 
 
 def _seed(rid: str, sampling: SamplingParams, index: int) -> int:

@@ -1,0 +1,54 @@
+"""What follows a step that has run: rows are adjusted, shown their values, and published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from phalanx.step.attempt import attempt_each
+from phalanx.step.batch import ExecutingBatch
+from phalanx.step.outputs import HostRow
+from phalanx.step.resources.base import Resource
+from phalanx.step.submodule import NodeSubmodule, StepRow
+
+
+def adjust(submodule: NodeSubmodule, batch: ExecutingBatch) -> None:
+    """Let the node adjust each row's metadata."""
+    if type(submodule).postprocess is NodeSubmodule.postprocess:
+        return
+    for row, _, error in attempt_each(
+        lambda row: submodule.postprocess(row, batch.outputs), batch.live_rows()
+    ):
+        if error is not None:
+            batch.register_failure(row.request_id, error)
+
+
+def show(
+    submodule: NodeSubmodule, batch: ExecutingBatch, values: Mapping[str, HostRow]
+) -> dict[str, frozenset[str]]:
+    """Hand every row its values and return the loops that ended, by request."""
+    none: HostRow = {}
+    stopped: dict[str, frozenset[str]] = {}
+    for row, ended, error in attempt_each(
+        lambda row: submodule.check_stop(row, values.get(row.request_id, none)),
+        batch.live_rows(),
+    ):
+        if error is not None:
+            batch.register_failure(row.request_id, error)
+        elif ended:
+            stopped[row.request_id] = ended
+    return stopped
+
+
+def publish(resources: Mapping[str, Resource], batch: ExecutingBatch) -> None:
+    """Keep with each row what the resources say of its request now."""
+    for row, _, error in attempt_each(partial(_publish, resources), batch.rows):
+        if error is not None:
+            batch.register_failure(row.request_id, error)
+
+
+def _publish(resources: Mapping[str, Resource], row: StepRow) -> None:
+    for key, resource in resources.items():
+        published = resource.publish(row.request_id)
+        if published is not None:
+            row.info.published[key] = published
