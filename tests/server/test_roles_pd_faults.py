@@ -85,6 +85,15 @@ def test_the_prefill_server_has_never_heard_of_the_room(pair: Pair, tiny_dir: Pa
     until(pair.is_at_rest)
 
 
+def test_no_decode_server_asks(tiny_dir: Path):  # noqa: F811
+    options = {"bootstrap_port": free_port(), "handoff_timeout_s": 0.1}
+    with serving(tiny_dir, "prefill", server=options) as one, ThreadPoolExecutor(1) as pool:
+        response = post(one, "/generate", Pair(one, one, 1, pool).paired(BODY))
+        assert response.status_code == 500
+        assert "no decode server asked for it within 0.1 s" in response.text
+        until(lambda: used_tokens(one) == 0)
+
+
 def test_there_is_no_prefill_server(pair: Pair):
     response = post(pair.decode, "/generate", {**pair.paired(BODY), "bootstrap_port": free_port()})
     assert response.status_code == 500

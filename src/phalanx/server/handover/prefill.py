@@ -21,7 +21,7 @@ from phalanx.step.transfer.base import Reason
 from phalanx.wire.bootstrap import Bootstrap
 
 ROOM_TIMEOUT_S = 10.0
-"""How long a decode server waits for a room's request to come here at all."""
+"""How long either side waits for the other to show at all."""
 
 
 class Prefill:
@@ -121,8 +121,14 @@ class _Offer:
 
     async def _taken(self, handoff: Handoff) -> None:
         """Return when the other side has read everything; raises `RequestFailedError`."""
+        # A decode server asks at once, however much it has to do.
+        patience_s = min(ROOM_TIMEOUT_S, self._timeout_s)
         try:
-            await self._room.given()
+            async with asyncio.timeout(patience_s):
+                await self._room.given()
+        except TimeoutError:
+            why = f"no decode server asked for it within {patience_s:g} s"
+            raise RequestFailedError(self._failure(why)) from None
         except RequestFailedError as error:
             raise RequestFailedError(self._failure(str(error))) from None
         for handle in handoff.handles():
