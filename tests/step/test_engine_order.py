@@ -30,7 +30,7 @@ class Recorder(NodeSubmodule):
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.outputs = NodeOutputs()
         self.plans_seen = []
-        self.on_forward = lambda: None
+        self.on_preprocess = self.on_forward = lambda: None
 
     def can_batch(self, walk, rows, inputs):
         return self.batched
@@ -44,6 +44,7 @@ class Recorder(NodeSubmodule):
 
     def preprocess(self, engine, inputs):
         self.plans_seen.append(dict(engine.plans))
+        self.on_preprocess()
         return tuple(row.request_id for row in engine.rows)
 
     def forward(self, prepared):
@@ -80,7 +81,7 @@ class Bench:
         ]
 
 
-def test_rule_2_17_1_a_batched_step_admits_plans_and_commits_in_dependency_order():
+def test_rule_2_17_1_item_8_5_3_a_batched_step_admits_plans_and_commits_in_dependency_order():
     bench = Bench(batched=True)
     bench.engine.exec(bench.batch)
     bench.engine.finalize(bench.batch)
@@ -161,6 +162,23 @@ def test_rule_2_17_3_commit_is_done_before_outputs_are_copied_and_ready_only_aft
     bench.engine.exec(bench.batch)
     assert seen == [False, (True, True, False)]
     assert bench.batch.outputs_ready.is_set()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_rule_2_17_5_the_launch_is_announced_after_preprocessing_and_before_the_forward(batched):
+    bench = Bench(batched=batched)
+    seen = []
+    bench.node.on_preprocess = lambda: seen.append(bench.batch.launch_started.is_set())
+    bench.node.on_forward = lambda: seen.append(bench.batch.launch_started.is_set())
+    bench.engine.exec(bench.batch)
+    assert seen == ([False, True] if batched else [False, True, True, True])
+
+
+def test_rule_2_17_5_the_launch_is_announced_also_where_there_is_none():
+    bench = Bench(batched=True, react=lambda verb, rids: REFUSED if verb == "admit" else None)
+    bench.engine.exec(bench.batch)
+    assert bench.batch.admit_error is not None
+    assert bench.batch.launch_started.is_set()
 
 
 def waiters_are_released(batch: ExecutingBatch) -> bool:
