@@ -17,7 +17,7 @@ from phalanx.testing.resource_case import (
     require_same,
 )
 
-MOST = 24
+MOST = 12
 """Requests after which a resource counts as one that cannot be exhausted."""
 
 

@@ -32,9 +32,14 @@ _PRIME = 65521
 
 def digest(tokens: Tensor, positions: Tensor) -> int:
     """A token from all tokens of a sequence, int64 [n], their positions and their order."""
-    place = torch.arange(len(tokens))
+    return int(digests(tokens, positions, torch.ones(len(tokens), dtype=torch.bool)))
+
+
+def digests(tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+    """The digest of each row of int64 [..., n], of what is `visible` of it; on the device."""
+    place = torch.arange(tokens.shape[-1])
     mixed = (tokens + 1) * (positions * 31 + 17) % _PRIME * (place * 7 + 3) % _PRIME
-    return int(mixed.sum()) % _PRIME % VOCAB_SIZE
+    return (mixed * visible).sum(dim=-1) % _PRIME % VOCAB_SIZE
 
 
 def expected_tokens(prompt: Sequence[int], count: int) -> tuple[int, ...]:
@@ -188,4 +193,5 @@ def cache_reader_engine(
         specs.append(probe)
     engine = StepEngine(backend or CpuBackend())
     engine.load_model({NODE: node or CacheReader()}, specs)
+    engine.warm_up()
     return engine

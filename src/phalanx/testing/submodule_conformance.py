@@ -239,3 +239,5 @@ def _check_captured(case: SubmoduleCase, alone: _Outputs) -> None:
     if any(report.captured for report in bed.reports.values()):
         alone.compare(bed.outputs(rids), "captured")
         alone.compare(bed.outputs(rids, apart=1), "captured: started one after another")
+        ahead = _Bed(case, capture=case.capture, pipelined=True)
+        alone.compare(ahead.outputs(rids), "captured and planned ahead")

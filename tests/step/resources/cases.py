@@ -50,7 +50,7 @@ def kv_config(**options) -> KVConfig:
         num_layers=2,
         num_kv_heads=1,
         head_dim=4,
-        num_pages=20,
+        num_pages=10,
         page_size=4,
         max_seq_len=64,
         dtype=torch.float32,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from phalanx.loop.outlook import Foreseeing, Outlook
 from phalanx.loop.request import Work
 from phalanx.step.outputs import HostRow
 from phalanx.step.resources.base import ResourceConfig
@@ -27,7 +29,26 @@ class FlowWalk(enum.Enum):
     DENOISE = "denoise"
 
 
-class FlowRequest(SmallRequest):
+@dataclass(frozen=True)
+class FlowTurn:
+    """What one step takes from a request.
+
+    `tokens` are those of the branch that is guided to, `away` those of the other one, None where
+    there is no other. `places` are the positions behind both branches' prompts. The rest is of
+    steps that refine: `time` from 0 to 1, of which this one takes `advance`.
+    """
+
+    tokens: tuple[int, ...]
+    away: tuple[int, ...] | None
+    forks: bool
+    places: tuple[int, int]
+    scale: float
+    time: float
+    advance: float
+    ends: bool
+
+
+class FlowRequest(SmallRequest, Foreseeing):
     """See the module. With `negative` (which may be empty) the velocity is guided by `scale`; the
     output is the latents, as rows of numbers.
     """
@@ -42,67 +63,74 @@ class FlowRequest(SmallRequest):
         scale: float = 2.0,
         seed: int = 0,
     ) -> None:
-        self.prefix = tuple(prefix)
-        self.prompt = tuple(prompt)
-        self.negative = None if negative is None else tuple(negative)
-        self.scale = scale
-        self.num_steps = num_steps
-        self.latents: Sequence[Sequence[float]] = ()
+        self._prefix = tuple(prefix)
+        self._tokens = (*prefix, *prompt)
+        self._negative = None if negative is None else tuple(negative)
+        self._scale = scale
+        self._num_steps = num_steps
+        self._latents: Sequence[Sequence[float]] = ()
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn((NUM_LATENTS, LATENT_WIDTH), generator=generator)
-        self._computed = 0
-        self.denoised = 0
+        self._at = (0, 0)
 
     @property
     def guided(self) -> bool:
-        return self.negative is not None
+        return self._negative is not None
 
     @property
-    def num_branch_tokens(self) -> tuple[int, int]:
-        """How long the two branches are when the latents come: guided to, and away from."""
-        shared = len(self.prefix)
-        return shared + len(self.prompt), shared + len(self.negative or ())
+    def _places(self) -> tuple[int, int]:
+        return len(self._tokens), len(self._prefix) + len(self._negative or ())
 
     def next_work(self) -> Work | None:
-        shared, held = len(self.prefix), sum(self.num_branch_tokens)
-        if self._computed < shared:
-            left = shared - self._computed
-            return Work(FLOW_NODE, FlowWalk.PREFIX.value, left, shared)
-        if self._computed < shared + len(self.prompt):
-            span = len(self.prompt)
-            return Work(FLOW_NODE, FlowWalk.PROMPT.value, span, held, divisible=False)
-        if self.denoised < self.num_steps:
-            total = held + 2 * NUM_LATENTS
-            return Work(FLOW_NODE, FlowWalk.DENOISE.value, NUM_LATENTS, total, divisible=False)
-        return None
+        return self._work(*self._at)
+
+    def work_after(self, span: int) -> Work | Outlook:
+        return self._work(*self._after(span)) or Outlook.ENDS
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         return {"latents": SlotStateConfig({"x": self._noise})}
 
-    def tokens(self, span: int) -> tuple[int, ...]:
-        """The next tokens of the branch that is guided to."""
-        return (self.prefix + self.prompt)[self._computed : self._computed + span]
-
-    def ends_prefix(self, span: int) -> bool:
-        return self._computed + span == len(self.prefix)
-
-    @property
-    def ends_with_this_step(self) -> bool:
-        """Whether one more refinement is the last."""
-        return self.denoised + 1 == self.num_steps
+    def take(self, span: int, ahead: int) -> FlowTurn:
+        """What a step of `span` tokens needs, behind one of `ahead` that is being computed."""
+        computed, denoised = self._after(ahead) if ahead else self._at
+        return FlowTurn(
+            tokens=self._tokens[computed : computed + span],
+            away=self._negative,
+            forks=self.guided and computed + span == len(self._prefix),
+            places=self._places,
+            scale=self._scale,
+            time=denoised / self._num_steps,
+            advance=1 / self._num_steps,
+            ends=denoised + 1 == self._num_steps,
+        )
 
     def advance(self, span: int) -> None:
-        if self._computed < len(self.prefix) + len(self.prompt):
-            self._computed += span
-        else:
-            self.denoised += 1
+        self._at = self._after(span)
 
     def push_back(self) -> None:
-        self._computed = self.denoised = 0
+        self._at = (0, 0)
 
     def accept(self, outputs: HostRow) -> None:
         if "latents" in outputs:
-            self.latents = outputs["latents"]
+            self._latents = outputs["latents"]
 
     def output(self, *, cancelled: bool) -> Sequence[Sequence[float]]:
-        return self.latents
+        return self._latents
+
+    def _after(self, span: int) -> tuple[int, int]:
+        """Tokens and refinements that are computed when a step of `span` tokens is."""
+        computed, denoised = self._at
+        refining = computed == len(self._tokens)
+        return (computed, denoised + 1) if refining else (computed + span, denoised)
+
+    def _work(self, computed: int, denoised: int) -> Work | None:
+        shared, held = len(self._prefix), sum(self._places)
+        if computed < shared:
+            return Work(FLOW_NODE, FlowWalk.PREFIX.value, shared - computed, shared)
+        if computed < len(self._tokens):
+            left = len(self._tokens) - computed
+            return Work(FLOW_NODE, FlowWalk.PROMPT.value, left, held, divisible=False)
+        if denoised < self._num_steps:
+            total = held + 2 * NUM_LATENTS
+            return Work(FLOW_NODE, FlowWalk.DENOISE.value, NUM_LATENTS, total, divisible=False)
+        return None

@@ -33,6 +33,7 @@ from phalanx.testing.models.flow_request import (
     LATENT_WIDTH,
     NUM_LATENTS,
     FlowRequest,
+    FlowTurn,
     FlowWalk,
 )
 from phalanx.testing.models.parts import (
@@ -71,6 +72,8 @@ class _Key(enum.Enum):
 class GuidedFlow(NodeSubmodule):
     """See the module. A row's state is a `FlowRequest`."""
 
+    speculates = True
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         weights = RandomWeights(seed)
@@ -90,20 +93,19 @@ class GuidedFlow(NodeSubmodule):
         assert isinstance(latents, SlotState)
         self._attention, self._latents = attention, latents
 
-    def prepare_inputs(self, walk: str, row: StepRow) -> FlowRequest:
-        assert isinstance(row.info.state, FlowRequest)
-        return row.info.state
+    def prepare_inputs(self, walk: str, row: StepRow) -> FlowTurn:
+        return _state(row).take(row.span, row.ahead)
 
     def can_batch(self, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]) -> bool:
         return True
 
     def declare_step(
-        self, walk: str, rows: Sequence[StepRow], inputs: Sequence[FlowRequest]
+        self, walk: str, rows: Sequence[StepRow], inputs: Sequence[FlowTurn]
     ) -> SubmoduleStep:
         if FlowWalk(walk) is FlowWalk.DENOISE:
             rids = [row.request_id for row in rows]
-            guided = [rid for rid, one in zip(rids, inputs, strict=True) if one.guided]
-            ending = [rid for rid, one in zip(rids, inputs, strict=True) if one.ends_with_this_step]
+            guided = [rid for rid, one in zip(rids, inputs, strict=True) if one.away is not None]
+            ending = [rid for rid, one in zip(rids, inputs, strict=True) if one.ends]
             return replace(
                 _refining_step(rids, guided, _key_of(len(guided), len(rids))),
                 receivers={"latents": tuple(ending)},
@@ -111,20 +113,18 @@ class GuidedFlow(NodeSubmodule):
         segments = [Segment(row.request_id, row.span) for row in rows]
         forks: list[Fork] = []
         for row, one in _pairs(rows, inputs):
-            if FlowWalk(walk) is FlowWalk.PROMPT and one.negative:
-                segments.append(Segment(row.request_id, len(one.negative), AWAY))
-            elif FlowWalk(walk) is FlowWalk.PREFIX and one.guided and one.ends_prefix(row.span):
+            if FlowWalk(walk) is FlowWalk.PROMPT and one.away:
+                segments.append(Segment(row.request_id, len(one.away), AWAY))
+            elif FlowWalk(walk) is FlowWalk.PREFIX and one.forks:
                 forks.append(Fork(row.request_id, DEFAULT_LABEL, AWAY))
         return _prompt_step(tuple(segments), tuple(forks))
 
-    def preprocess(self, engine: EngineInputs, inputs: Sequence[FlowRequest]) -> Any:  # noqa: ANN401
+    def preprocess(self, engine: EngineInputs, inputs: Sequence[FlowTurn]) -> Any:  # noqa: ANN401
         if FlowWalk(engine.walk) is FlowWalk.DENOISE:
             return _refining(engine, inputs)
-        tokens = [
-            token for row, one in _pairs(engine.rows, inputs) for token in one.tokens(row.span)
-        ]
+        tokens = [token for one in inputs for token in one.tokens]
         if FlowWalk(engine.walk) is FlowWalk.PROMPT:
-            tokens += [token for one in inputs for token in one.negative or ()]
+            tokens += [token for one in inputs for token in one.away or ()]
         return _Prompts(torch.tensor(tokens), engine.plans["positions"])
 
     def forward(self, prepared: _Prompts | Prepared | Mapping[str, Tensor]) -> NodeOutputs:
@@ -141,7 +141,7 @@ class GuidedFlow(NodeSubmodule):
         )
 
     def capture_key(self, walk: str, rows: Sequence[StepRow]) -> Hashable:
-        guided = [self.prepare_inputs(walk, row).guided for row in rows]
+        guided = [_state(row).guided for row in rows]
         return _key_of(sum(guided), len(guided)) if FlowWalk(walk) is FlowWalk.DENOISE else None
 
     def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
@@ -152,8 +152,7 @@ class GuidedFlow(NodeSubmodule):
         return _tensors([], rows, range(rows) if key is _Key.ALL else ())
 
     def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
-        assert isinstance(row.info.state, FlowRequest)
-        row.info.state.accept(outputs)
+        _state(row).accept(outputs)
         return frozenset()
 
     def _transformed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -181,9 +180,12 @@ class GuidedFlow(NodeSubmodule):
         return refined[given["ending"]] if "ending" in given else refined
 
 
-def _pairs(
-    rows: Sequence[StepRow], inputs: Sequence[FlowRequest]
-) -> list[tuple[StepRow, FlowRequest]]:
+def _state(row: StepRow) -> FlowRequest:
+    assert isinstance(row.info.state, FlowRequest)
+    return row.info.state
+
+
+def _pairs(rows: Sequence[StepRow], inputs: Sequence[FlowTurn]) -> list[tuple[StepRow, FlowTurn]]:
     return list(zip(rows, inputs, strict=True))
 
 
@@ -210,11 +212,11 @@ def _refining_step(rids: Sequence[str], guided: Sequence[str], key: _Key | None)
     return SubmoduleStep(segments, steps, key)
 
 
-def _refining(engine: EngineInputs, inputs: Sequence[FlowRequest]) -> Any:  # noqa: ANN401
+def _refining(engine: EngineInputs, inputs: Sequence[FlowTurn]) -> Any:  # noqa: ANN401
     rids = tuple(row.request_id for row in engine.rows)
-    ending = [at for at, one in enumerate(inputs) if one.ends_with_this_step]
+    ending = [at for at, one in enumerate(inputs) if one.ends]
     if engine.lease is None:
-        guided = [at for at, one in enumerate(inputs) if one.guided]
+        guided = [at for at, one in enumerate(inputs) if one.away is not None]
         tensors = _tensors(inputs, len(inputs), guided)
         tensors["ending"] = torch.tensor(ending, dtype=torch.int64)
         return Prepared(tensors, rids, {"latents": tuple(rids[at] for at in ending)})
@@ -223,9 +225,7 @@ def _refining(engine: EngineInputs, inputs: Sequence[FlowRequest]) -> Any:  # no
     return _tensors(inputs, num_rows, every)
 
 
-def _tensors(
-    inputs: Sequence[FlowRequest], num_rows: int, guided: Sequence[int]
-) -> dict[str, Tensor]:
+def _tensors(inputs: Sequence[FlowTurn], num_rows: int, guided: Sequence[int]) -> dict[str, Tensor]:
     """What a refining step of so many rows takes, label by label; rows without a request are padding.
 
     The latents stand together at the place behind each branch's prompt.
@@ -233,8 +233,8 @@ def _tensors(
     behind = np.zeros((2, num_rows), dtype=np.int64)
     numbers = np.zeros((3, num_rows), dtype=np.float32)
     for at, one in enumerate(inputs):
-        behind[:, at] = one.num_branch_tokens
-        numbers[:, at] = one.scale, one.denoised / one.num_steps, 1 / one.num_steps
+        behind[:, at] = one.places
+        numbers[:, at] = one.scale, one.time, one.advance
     places = np.concatenate((behind[0], behind[1, list(guided)]))
     return {
         "positions": torch.from_numpy(np.repeat(places, NUM_LATENTS)),
