@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from phalanx.device.cpu import CpuBackend
 from phalanx.errors import RequestFailedError
 from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
 from phalanx.loop.step_loop import StepLoop
@@ -19,9 +20,10 @@ from phalanx.step.outcomes import (
     RefusalReason,
     RequestOffloading,
 )
+from phalanx.testing.captured_reader import CapturedReader
 from phalanx.testing.probe_resource import ProbeResource, ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine
-from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
+from phalanx.testing.token_request import NODE, WALK, InjectedError, Stage, StepFault
 from tests.loop.ledger import Bench
 from tests.loop.surprising import due_tokens
 
@@ -41,6 +43,7 @@ class Surroundings:
     host_pages: int = 0
     eviction: EvictionPolicy = field(default_factory=LeastRecentlyUsed)
     loop: type[StepLoop] = StepLoop
+    capture: str = "off"
 
 
 class Refusal(enum.Enum):
@@ -94,19 +97,30 @@ class Saboteur:
                 raise
 
 
+def _node(around: Surroundings) -> CacheReader:
+    options = {"batched": around.batched, "max_rows": around.max_rows}
+    return (
+        CacheReader(**options)
+        if around.capture == "off"
+        else CapturedReader(WALK, ("w", "v"), **options)
+    )
+
+
 class Life:
     """A loop on a `CacheReader` with a saboteur, and who may end how."""
 
     def __init__(self, around: Surroundings) -> None:
         self.saboteur = Saboteur()
         probe = ProbeSpec("probe", frozenset({NODE}), react=self.saboteur)
-        node = CacheReader(batched=around.batched, max_rows=around.max_rows)
+        node = _node(around)
         engine = cache_reader_engine(
             around.num_pages,
             around.page_size,
             node=node,
             probe=probe,
             host_pages=around.host_pages,
+            max_seq_len=64,
+            backend=CpuBackend(capture=around.capture),
         )
         self.bench = Bench(
             engine,

@@ -25,6 +25,7 @@ class LoopMachine(RuleBasedStateMachine):
     """Finds short lives that go wrong."""
 
     loop = StepLoop
+    capture = "off"
 
     @initialize(
         around=st.builds(
@@ -40,7 +41,7 @@ class LoopMachine(RuleBasedStateMachine):
         )
     )
     def begin(self, around):
-        self.life = Life(replace(around, loop=self.loop))
+        self.life = Life(replace(around, loop=self.loop, capture=self.capture))
 
     @rule(
         length=st.integers(1, 12),
@@ -102,7 +103,9 @@ TestLoopMachine.settings = settings(
 )
 
 
-def crowded_life(dice: random.Random, loop: type[StepLoop] = StepLoop) -> Life:
+def crowded_life(
+    dice: random.Random, loop: type[StepLoop] = StepLoop, capture: str = "off"
+) -> Life:
     """A life in which many run together, so that what one does is felt by others."""
     life = Life(
         Surroundings(
@@ -115,6 +118,7 @@ def crowded_life(dice: random.Random, loop: type[StepLoop] = StepLoop) -> Life:
             host_pages=dice.choice([0, 3, 30]),
             eviction=dice.choice([LeastRecentlyUsed(), Priority()]),
             loop=loop,
+            capture=capture,
         )
     )
     for _ in range(12):
