@@ -6,7 +6,6 @@ one by the same turns as everybody, so other ready work is never passed over for
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +59,7 @@ def foresee(
         if outlook is Outlook.ENDS:
             ending[request.rid] = request.work.total
             continue
-        shadow = shadows[request.rid] = copy.copy(request)
-        shadow.work, shadow.turn = outlook, turn
+        shadows[request.rid] = request.later(outlook, turn)
         works[request.rid] = outlook
     after = [shadows.get(one.rid, one) for one in running if one.rid not in ending]
     return Foreseen(tuple(after), works, ending)

@@ -26,20 +26,35 @@ MAX_CONSECUTIVE_AHEAD = 1024
 _LRU = LeastRecentlyUsed()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Flight:
-    """A step that is computed. `works` is what it does for rows that were prepared ahead."""
+    """A step that is computed. `works` is what it does for rows that were prepared ahead, `astray`
+    those of them that turn out to want something else.
+    """
 
     plan: StepPlan
     rows: Rows
     batch: ExecutingBatch
     done: Future[None]
     works: Mapping[str, Work] = field(default_factory=dict)
+    astray: frozenset[str] = frozenset()
 
     def serves(self, request: LoopRequest) -> bool:
         """Whether the request still wants what this step does for it."""
-        expected = self.works.get(request.rid, request.work)
-        return request.status is Status.RUNNING and request.work == expected
+        return request.status is Status.RUNNING and request.rid not in self.astray
+
+    def compare(self) -> None:
+        """Find who is astray, now that the step before is accounted for."""
+        works = self.works
+        alive = [one for one, _ in self.rows if one.status is Status.RUNNING]
+        wrong = {one.rid for one in alive if works.get(one.rid, one.work) != one.work}
+        self.astray = frozenset(wrong)
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether it is computed for somebody, and for nobody who goes on elsewhere."""
+        alive = any(one.status is Status.RUNNING for one, _ in self.rows)
+        return alive and not self.astray
 
 
 @dataclass(frozen=True)
@@ -128,8 +143,10 @@ class PipelinedLoop(StepLoop):
         else:
             self._take_off(ahead, flight)
         self._account(flight)
-        if self._flight is not None and not self._worthwhile(self._flight):
-            self.land()
+        if self._flight is not None:
+            self._flight.compare()
+            if not self._flight.worthwhile:
+                self.land()
 
     def _launch(self) -> _Flight | None:
         """Compute the next step by all that is known."""
@@ -245,11 +262,6 @@ class PipelinedLoop(StepLoop):
         for request in useless:
             if request.status is Status.RUNNING:
                 self._roster.push_back(request)
-
-    def _worthwhile(self, flight: _Flight) -> bool:
-        """Whether a step is computed for somebody, and for nobody who goes on elsewhere."""
-        alive = [one for one, _ in flight.rows if one.status is Status.RUNNING]
-        return bool(alive) and all(map(flight.serves, alive))
 
     def _execute(self, plan: StepPlan, rows: Rows) -> ExecutingBatch:
         batch = self._prepared(plan, rows)

@@ -123,6 +123,13 @@ class LoopRequest:
         """Whether its next step can be computed."""
         return self.status is Status.RUNNING and not self.held
 
+    def later(self, work: Work, turn: int) -> LoopRequest:
+        """The request as it will stand when it wants `work`; this one stays as it is."""
+        after = object.__new__(LoopRequest)
+        after.__dict__.update(self.__dict__)
+        after.work, after.turn = work, turn
+        return after
+
     def move(self, status: Status) -> None:
         assert (self.status, status) in _EDGES, f"{self.rid}: {self.status} -> {status}"
         self.status = status
