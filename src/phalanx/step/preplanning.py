@@ -73,6 +73,8 @@ class PrePlanning:
         """Forget what was staged and give back what it held."""
         staged, batch.staged = batch.staged, None
         if staged is not None:
+            # Its plans may still be on their way into a slot that is planned into anew.
+            self._backend.wait_event(staged.planned)
             self._reserving.unadmit(staged.unit)
 
     def _planned(self, unit: StepUnit) -> DeviceEvent | None:

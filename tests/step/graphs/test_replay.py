@@ -285,7 +285,39 @@ def test_a_slot_is_planned_into_only_behind_its_last_replay():
     bench.engine.pre_plan(batch)
     assert backend.log == ["wait", "record"]
     bench.engine.reset_pre_plan(batch)
+    assert backend.log == ["wait", "record", "wait"], "nor before plans that were given up"
     bench.close()
+
+
+def test_item_8_5_2_a_stale_plan_in_a_slot_is_overwritten_by_the_rows_that_are_left():
+    bench = probed(ROWS)
+    bench.open(a=1.0, b=2.0, c=3.0)
+    batch = bench.batch("a", "b", "c")
+    bench.engine.prepare_inputs(batch)
+    assert bench.engine.pre_plan(batch)
+    leased = batch.lease
+    batch.drop_rows({"b"})
+    assert bench.engine.preplan_is_stale(batch)
+    bench.engine.exec(batch)
+    assert (batch.lease.bucket.rows, batch.lease.slot) == (2, leased.slot)
+    assert batch.outputs[0].columns["y"].values.tolist() == [2.0, 6.0]
+    bench.close()
+
+
+def test_a_row_whose_inputs_cannot_be_collated_fails_alone_and_its_neighbours_finish():
+    class Picky(Doubler):
+        def preprocess(self, engine, inputs):
+            if 13.0 in inputs:
+                raise ValueError("thirteen")
+            return super().preprocess(engine, inputs)
+
+    bench = Bench(Picky(ROWS))
+    bench.open(a=1.0, b=13.0, c=3.0)
+    batch = bench.step("a", "b", "c")
+    assert {rid: str(error) for rid, error in batch.failed_requests.items()} == {"b": "thirteen"}
+    assert bench.seen() == {"a": [2.0], "b": [], "c": [6.0]}
+    bench.step("a", "c")
+    assert bench.node.eager == [("a",), ("c",)], "alone eagerly, and together captured again"
 
 
 def test_the_rerun_gives_what_the_tape_gives():

@@ -11,6 +11,7 @@ from phalanx.device.operators.torch_operators import TorchOperators
 from phalanx.errors import ConfigurationError
 from phalanx.step.engine import StepEngine
 from phalanx.step.graphs.capture_config import CaptureConfig
+from phalanx.step.graphs.compiling import compiled
 from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.lease import BufferClaim
 from phalanx.step.outputs import Column, NodeOutputs
@@ -195,6 +196,19 @@ def test_a_device_that_does_not_capture_computes_eagerly():
     assert bench.engine.reserve_slot(bench.batch("a")) is None
     bench.step("a")
     assert bench.node.eager == [("a",)]
+
+
+def test_a_cpu_compiles_nothing():
+    class Compiled(Doubler):
+        compiles = True
+
+    node = Compiled(CaptureConfig(WALK, Shapes(rows=(1,)), compiles=True))
+    bench = Bench(node)
+    bench.open(a=1.0, b=2.0)
+    bench.step("a")
+    bench.step("a", "b")
+    assert node.eager == [("a", "b")]
+    assert compiled(node.forward, bench.engine.backend, captured=True) == node.forward
 
 
 def test_dropped_captures_are_made_again():
