@@ -35,6 +35,21 @@ from phalanx.testing.two_partitions import (
     speech_partitions,
 )
 
+
+class Scored(TokenRequest):
+    """Its output has the logits too: they tell more than the tokens that were chosen from them."""
+
+    def output(self, *, cancelled):
+        return tuple(self.outputs), [numbers["logits"] for numbers in self.numbers]
+
+
+class ScoredTranslation(TranslateRequest):
+    """Likewise."""
+
+    def output(self, *, cancelled):
+        return tuple(self.outputs), self.logits
+
+
 SAMPLERS = (
     SamplerConfig(RowFilter(0.0), seed=0),
     SamplerConfig(RowFilter(1.0), seed=1),
@@ -44,19 +59,21 @@ SAMPLERS = (
 DECODER = SubmoduleCase(
     lambda: decoder_parts(60),
     [
-        lambda: TokenRequest((3, 1, 4, 1, 5), 4, sampler=SAMPLERS[0]),
-        lambda: TokenRequest((27,), 5, sampler=SAMPLERS[1]),
-        lambda: TokenRequest((2, 7, 1, 8, 2, 8, 1, 8, 2), 3, sampler=SAMPLERS[2]),
+        lambda: Scored((3, 1, 4, 1, 5), 4, sampler=SAMPLERS[0]),
+        lambda: Scored((27,), 5, sampler=SAMPLERS[1]),
+        lambda: Scored((2, 7, 1, 8, 2, 8, 1, 8, 2), 3, sampler=SAMPLERS[2]),
     ],
+    tolerance=1e-5,
 )
 ENCODER_DECODER = SubmoduleCase(
     lambda: encoder_decoder_parts(40),
     [
-        lambda: TranslateRequest((3, 1, 4, 1, 5), 4),
-        lambda: TranslateRequest((27,), 3),
-        lambda: TranslateRequest((), 3),
-        lambda: TranslateRequest((2, 7, 1, 8, 2, 8), 5),
+        lambda: ScoredTranslation((3, 1, 4, 1, 5), 4),
+        lambda: ScoredTranslation((27,), 3),
+        lambda: ScoredTranslation((), 3),
+        lambda: ScoredTranslation((2, 7, 1, 8, 2, 8), 5),
     ],
+    tolerance=1e-5,
 )
 GUIDED_FLOW = SubmoduleCase(
     lambda: guided_flow_parts(60, 6),
@@ -71,10 +88,11 @@ GUIDED_FLOW = SubmoduleCase(
 RECURRENT = SubmoduleCase(
     lambda: recurrent_parts(6),
     [
-        lambda: TokenRequest((3, 1, 4, 1, 5), 4, place=RECURRENT_PLACE),
-        lambda: TokenRequest((27,), 3, place=RECURRENT_PLACE),
-        lambda: TokenRequest((2, 7, 1, 8, 2, 8), 5, place=RECURRENT_PLACE),
+        lambda: Scored((3, 1, 4, 1, 5), 4, place=RECURRENT_PLACE),
+        lambda: Scored((27,), 3, place=RECURRENT_PLACE),
+        lambda: Scored((2, 7, 1, 8, 2, 8), 5, place=RECURRENT_PLACE),
     ],
+    tolerance=1e-5,
 )
 STATELESS = SubmoduleCase(
     stateless_parts,

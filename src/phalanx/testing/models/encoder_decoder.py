@@ -53,11 +53,14 @@ _ALL_GIVE = "all rows give a token"
 
 
 class TranslateRequest(SmallRequest):
-    """Tokens to encode, of which there may be none, and how many to decode: the output."""
+    """Tokens to encode, of which there may be none, and how many to decode: the output. `logits` are
+    what each was chosen from.
+    """
 
     def __init__(self, source: Sequence[int], count: int) -> None:
         self.source = tuple(source)
         self.outputs: list[int] = []
+        self.logits: list[list[float]] = []
         self._count = count
         self._encoded = not source
         self._computed = 0
@@ -94,6 +97,7 @@ class TranslateRequest(SmallRequest):
     def accept(self, outputs: HostRow) -> None:
         if "token" in outputs:
             self.outputs.append(outputs["token"])
+            self.logits.append(outputs["logits"])
 
     def output(self, *, cancelled: bool) -> tuple[int, ...]:
         return tuple(self.outputs)
@@ -156,7 +160,7 @@ class Encoder(NodeSubmodule):
 
 class Decoder(NodeSubmodule):
     """Attention to oneself and to the context. A row's state is a `TranslateRequest`; each token is
-    the likeliest.
+    the likeliest, and comes with its `logits`, float32 [vocabulary].
     """
 
     def __init__(self, seed: int) -> None:
@@ -211,7 +215,9 @@ class Decoder(NodeSubmodule):
         giving = [at for at, row in enumerate(engine.rows) if _state(row).gives_token(row.span)]
         names = tuple(engine.rows[at].request_id for at in giving)
         tensors["giving"] = ends[torch.tensor(giving, dtype=torch.int64)]
-        return Prepared(tensors, tuple(row.request_id for row in engine.rows), {"token": names})
+        return Prepared(
+            tensors, tuple(row.request_id for row in engine.rows), {"token": names, "logits": names}
+        )
 
     def forward(self, prepared: Prepared | Mapping[str, Tensor]) -> NodeOutputs:
         given = tensors_of(prepared)
@@ -222,7 +228,8 @@ class Decoder(NodeSubmodule):
             queries = (block.norm(x) @ ask.T).view(len(x), HEADS.num_heads, HEADS.head_dim)
             x = block.think(x + self._cross.attend(queries) @ hear.T)
         last = x[given["giving"]] if "giving" in given else x
-        return answer(prepared, {"token": (last @ self._head.T).argmax(-1)})
+        logits = last @ self._head.T
+        return answer(prepared, {"token": logits.argmax(-1), "logits": logits})
 
     def capture_configs(self) -> Sequence[CaptureConfig]:
         shapes = Shapes(rows=(1, 2, 4))
