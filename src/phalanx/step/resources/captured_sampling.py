@@ -33,9 +33,69 @@ class RowSettings:
 
 @dataclass(frozen=True)
 class CapturedRows:
-    """The static buffers of one slot, cut to a bucket: settings `[rows, 1]`, `[rows, vocabulary]`
-    of what is added to and known of tokens, and where the tokens go, int64 [rows].
-    """
+    """The static buffers of one slot, cut to a bucket."""
+
+    settings: Tensor
+    """float64 [rows, settings], in the order of `_numbers`."""
+    bias: Tensor
+    """float32 [rows, vocabulary], added where a row adjusts."""
+    counts: Tensor
+    """float32 [rows, vocabulary]: how often each token was produced."""
+    seen: Tensor
+    """bool [rows, vocabulary]."""
+    tokens: Tensor
+    """int64 [rows]: where the tokens go."""
+    at: tuple[int, ...]
+    """Which rows of the bucket sample in this step."""
+    greedy_only: bool
+
+
+def _numbers(one: RowSettings) -> tuple[float, ...]:
+    row, penalties = one.row, one.penalties
+    return (
+        row.greedy,
+        1.0 if row.greedy else row.temperature,
+        max(row.top_k, 0),
+        row.top_p,
+        row.min_p,
+        one.draw,
+        penalties.repetition,
+        penalties.frequency,
+        penalties.presence,
+        one.adjusts,
+    )
+
+
+def captured_rows(
+    lease: SlotLease,
+    buffers: SlotBuffers,
+    vocab_size: int,
+    settings: Sequence[RowSettings],
+    at: tuple[int, ...],
+    *,
+    greedy_only: bool,
+) -> CapturedRows:
+    """Write one row of settings for each row of a step; padding is greedy."""
+
+    def dense(name: str, dtype: torch.dtype) -> Tensor:
+        return buffers.tensor(lease, f"sampler.{name}", (vocab_size,), dtype)
+
+    padding = [RowSettings()] * (lease.bucket.rows - len(settings))
+    numbers = np.array([_numbers(one) for one in (*settings, *padding)], dtype=np.float64)
+    return CapturedRows(
+        settings=buffers.rows(lease, "sampler.settings", numbers, 0),
+        bias=dense("bias", torch.float32),
+        counts=dense("counts", torch.float32),
+        seen=dense("seen", torch.bool),
+        tokens=buffers.tensor(lease, "sampler.tokens", (), torch.int64),
+        at=at,
+        greedy_only=greedy_only,
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The settings as columns [rows, 1] of the types that they are computed with."""
 
     greedy: Tensor
     temperature: Tensor
@@ -47,55 +107,12 @@ class CapturedRows:
     frequency: Tensor
     presence: Tensor
     adjusts: Tensor
-    bias: Tensor
-    counts: Tensor
-    seen: Tensor
-    tokens: Tensor
-    at: tuple[int, ...] = ()
-    """Which rows of the bucket sample in this step."""
-    greedy_only: bool = False
 
-
-def captured_rows(
-    lease: SlotLease,
-    buffers: SlotBuffers,
-    vocab_size: int,
-    settings: Sequence[RowSettings],
-    at: tuple[int, ...],
-) -> CapturedRows:
-    """Write one row of settings for each row of a step; padding is greedy."""
-    filters = [one.row for one in settings]
-
-    def column(name: str, values: Sequence[float], dtype: type[np.generic], fill: int) -> Tensor:
-        array = np.array(values, dtype=dtype).reshape(-1, 1)
-        return buffers.rows(lease, f"sampler.{name}", array, fill)
-
-    def dense(name: str, dtype: torch.dtype) -> Tensor:
-        return buffers.tensor(lease, f"sampler.{name}", (vocab_size,), dtype)
-
-    penalties = [one.penalties for one in settings]
-    return CapturedRows(
-        greedy=column("greedy", [row.greedy for row in filters], np.bool_, 1),
-        temperature=column(
-            "temperature",
-            [1.0 if row.greedy else row.temperature for row in filters],
-            np.float32,
-            1,
-        ),
-        top_k=column("top_k", [max(row.top_k, 0) for row in filters], np.int64, 0),
-        top_p=column("top_p", [row.top_p for row in filters], np.float32, 1),
-        min_p=column("min_p", [row.min_p for row in filters], np.float32, 0),
-        draws=column("draws", [one.draw for one in settings], np.float64, 0),
-        repetition=column("repetition", [one.repetition for one in penalties], np.float32, 1),
-        frequency=column("frequency", [one.frequency for one in penalties], np.float32, 0),
-        presence=column("presence", [one.presence for one in penalties], np.float32, 0),
-        adjusts=column("adjusts", [one.adjusts for one in settings], np.bool_, 0),
-        bias=dense("bias", torch.float32),
-        counts=dense("counts", torch.float32),
-        seen=dense("seen", torch.bool),
-        tokens=buffers.tensor(lease, "sampler.tokens", (), torch.int64),
-        at=at,
-    )
+    @classmethod
+    def of(cls, settings: Tensor) -> _Columns:
+        types = (torch.bool, *[torch.float32] * 4, torch.float64, *[torch.float32] * 3, torch.bool)
+        parts = zip(settings.unbind(1), types, strict=True)
+        return cls(*(part[:, None].to(dtype) for part, dtype in parts))
 
 
 def sample_captured(rows: CapturedRows, logits: Tensor, allowed: Tensor | None) -> Tensor:
@@ -103,39 +120,41 @@ def sample_captured(rows: CapturedRows, logits: Tensor, allowed: Tensor | None) 
     if rows.greedy_only:
         hidden = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
         return rows.tokens.copy_(hidden.argmax(dim=-1))
-    adjusted = _penalized(rows, logits.float())
-    adjusted = torch.where(rows.adjusts, adjusted + rows.bias, adjusted)
+    columns = _Columns.of(rows.settings)
+    adjusted = _penalized(rows, columns, logits.float())
+    adjusted = torch.where(columns.adjusts, adjusted + rows.bias, adjusted)
     if allowed is not None:
         adjusted = adjusted.masked_fill(~allowed, -torch.inf)
-    probs = torch.softmax(adjusted / rows.temperature, dim=-1)
-    drawn = torch.where(_filtered(rows), _draw_filtered(rows, probs), _invert(probs, rows.draws))
-    tokens = torch.where(rows.greedy, adjusted.argmax(dim=-1, keepdim=True), drawn)
+    probs = torch.softmax(adjusted / columns.temperature, dim=-1)
+    plain = _invert(probs, columns.draws)
+    drawn = torch.where(_filtered(columns), _draw_filtered(columns, probs), plain)
+    tokens = torch.where(columns.greedy, adjusted.argmax(dim=-1, keepdim=True), drawn)
     return rows.tokens.copy_(tokens.squeeze(1))
 
 
-def _penalized(rows: CapturedRows, logits: Tensor) -> Tensor:
-    scaled = torch.where(logits > 0, logits / rows.repetition, logits * rows.repetition)
+def _penalized(rows: CapturedRows, columns: _Columns, logits: Tensor) -> Tensor:
+    scaled = torch.where(logits > 0, logits / columns.repetition, logits * columns.repetition)
     logits = torch.where(rows.seen, scaled, logits)
-    logits = logits - rows.counts * rows.frequency
-    return logits - (rows.counts > 0).float() * rows.presence
+    logits = logits - rows.counts * columns.frequency
+    return logits - (rows.counts > 0).float() * columns.presence
 
 
-def _filtered(rows: CapturedRows) -> Tensor:
-    return (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
+def _filtered(columns: _Columns) -> Tensor:
+    return (columns.top_k > 0) | (columns.top_p < 1.0) | (columns.min_p > 0.0)
 
 
-def _draw_filtered(rows: CapturedRows, probs: Tensor) -> Tensor:
+def _draw_filtered(columns: _Columns, probs: Tensor) -> Tensor:
     values, indices = probs.sort(dim=-1, descending=True)
-    limited = rows.top_k > 0
+    limited = columns.top_k > 0
     rank = torch.arange(values.shape[-1], device=values.device)
-    kept = ~limited | (rank < rows.top_k)
+    kept = ~limited | (rank < columns.top_k)
     inside = torch.where(kept, values, 0.0)
     total = torch.where(limited, inside.sum(dim=-1, keepdim=True), 1.0)
     before = values.cumsum(dim=-1) - values
-    kept &= (rows.top_p >= 1.0) | (before < rows.top_p * total)
-    kept &= values >= rows.min_p * values[:, :1]
+    kept &= (columns.top_p >= 1.0) | (before < columns.top_p * total)
+    kept &= values >= columns.min_p * values[:, :1]
     kept[:, 0] = True
-    found = _invert(torch.where(kept, values, 0.0), rows.draws)
+    found = _invert(torch.where(kept, values, 0.0), columns.draws)
     chosen = torch.minimum(found, kept.sum(dim=-1, keepdim=True) - 1)
     return indices.gather(1, chosen)
 

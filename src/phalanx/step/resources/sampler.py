@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -151,11 +151,18 @@ class Sampler(Resource):
         settings = [RowSettings() for _ in ctx.request_ids]
         for row, state in zip(at, states, strict=True):
             settings[row] = state.settings()
-        rows = captured_rows(ctx.lease, self._buffers, self._vocab_size, settings, at)
+        rows = captured_rows(
+            ctx.lease,
+            self._buffers,
+            self._vocab_size,
+            settings,
+            at,
+            greedy_only=step.greedy_only,
+        )
         for row, state in zip(at, states, strict=True):
             if settings[row].adjusts:
                 state.bias(rows.bias[row].zero_())
-        return replace(rows, greedy_only=step.greedy_only)
+        return rows
 
     def begin(self, step: ResourceStep, ctx: StepContext) -> None:
         assert isinstance(step, SamplerStep)
