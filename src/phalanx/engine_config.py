@@ -87,7 +87,8 @@ class RuntimeConfig:
     is accepted and not ended; beyond it a submit is refused. A stream whose reader takes nothing
     for `stall_timeout_s` while output waits is cancelled. `dist_timeout_s` is how long a rank waits
     for the others of its replica, at the start and in a collective. With `step_timings` the loop's
-    statistics tell how much time each stage of the steps took.
+    statistics tell how much time each stage of the steps took. `use_cuda_graph`: nodes that can be
+    captured are, on a CUDA device.
     """
 
     num_threads: int | None = None
@@ -96,6 +97,7 @@ class RuntimeConfig:
     stall_timeout_s: float = 60.0
     dist_timeout_s: float = 1800.0
     step_timings: bool = False
+    use_cuda_graph: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "max_pending_requests"):

@@ -36,6 +36,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stall_timeout_s: float | None = None
     dist_timeout_s: float | None = None
     step_timings: bool | None = None
+    use_cuda_graph: bool | None = None
 
     def engine_config(self, parallel: ParallelConfig | None = None) -> EngineConfig:
         """The whole configuration: these values, then the environment's, then the defaults.
@@ -64,6 +65,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 stall_timeout_s=_chosen(self.stall_timeout_s, runtime.stall_timeout_s),
                 dist_timeout_s=_chosen(self.dist_timeout_s, runtime.dist_timeout_s),
                 step_timings=_chosen(self.step_timings, runtime.step_timings),
+                use_cuda_graph=_chosen(self.use_cuda_graph, runtime.use_cuda_graph),
             ),
             parallel=_chosen(parallel, config.parallel),
         )

@@ -66,8 +66,10 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     config = DecoderConfig.from_directory(directory)
     engine_config = get_engine_config()
     device_config = engine_config.device
-    times = StageTimes() if engine_config.runtime.step_timings else None
-    backend = create_backend(device_config.target, times)
+    runtime = engine_config.runtime
+    times = StageTimes() if runtime.step_timings else None
+    capture = None if runtime.use_cuda_graph else "off"
+    backend = create_backend(device_config.target, times, capture=capture)
     ranks = Ranks.current(backend.device)
     if ranks.size > 1:
         ranks.check_same(_facts(args, directory))
