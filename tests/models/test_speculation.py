@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from phalanx import DeviceConfig, Engine, EngineArgs, EngineConfig
 from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.schema.control import Flush, Pause, PauseMode
@@ -100,3 +103,19 @@ def test_a_flush_and_a_pause_find_nothing_in_flight(tiny):
 def test_speculate_is_true_or_false():
     with pytest.raises(ConfigurationError, match="speculate='yes' must be true or false"):
         CausalLMArgs("somewhere", speculate="yes")
+
+
+def test_an_engine_serves_a_model_that_looks_ahead(tiny_dir):
+    """Requests of several threads, a cancellation among them; no thread is left behind."""
+    before = set(threading.enumerate())
+    config = EngineConfig(DeviceConfig("cpu", "float32"))
+    outputs = []
+    for speculate in (False, True):
+        args = CausalLMArgs(tiny_dir, pool_tokens=512, native_operators="off", speculate=speculate)
+        with Engine(EngineArgs("causal_lm", args, config)) as engine:
+            futures = [engine.submit(one) for one in GREEDY]
+            outputs.append([future.result() for future in futures])
+    assert outputs[0] == outputs[1]
+    assert not any(
+        thread.name.startswith("phalanx-step") for thread in set(threading.enumerate()) - before
+    )
