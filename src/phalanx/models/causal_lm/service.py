@@ -11,24 +11,16 @@ from functools import partial
 
 import msgspec
 
-from phalanx.errors import InvalidRequestError, PhalanxDistError
+from phalanx.errors import PhalanxDistError
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.grammar import GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
 from phalanx.models.causal_lm.handing_over import HandingOver, published
 from phalanx.models.causal_lm.node import DecoderNode
-from phalanx.models.causal_lm.sequence import Own, Sequence, SequenceLimits
-from phalanx.models.causal_lm.text_output import TextOutput
+from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
+from phalanx.models.causal_lm.sequence_maker import SequenceMaker, child_id
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
-from phalanx.models.causal_lm.validation import check_prompt
-from phalanx.processing.text import (
-    IncrementalDetokenizer,
-    StopMatcher,
-    StopPattern,
-    StopStrings,
-    TextTokenizer,
-    compile_stop_regex,
-)
+from phalanx.processing.text import TextTokenizer
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
@@ -39,8 +31,6 @@ from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.step.resources.positions import Positions
 
-_SEPARATOR = "\0"
-"""Between a request's id and the index of one of its completions."""
 _CANCELLED = "the request was cancelled before its computed prompt had come"
 
 
@@ -77,8 +67,7 @@ class CausalLMService:
         self._engine = engine
         self._loop = loop
         self._node = node
-        self._sequence_limits = sequence_limits
-        self._tokenizer = tokenizer
+        self._sequences = SequenceMaker(tokenizer, sequence_limits, limits, self._handing.keep)
         self._grammars = grammars
         self._groups: dict[str, _Group] = {}
         self._parents: dict[str, str] = {}
@@ -105,7 +94,7 @@ class CausalLMService:
             self._fail_early(rid, request, made.error)
 
     def _begin(self, rid: str, request: GenerateRequest) -> None:
-        prompt = self._prompt(rid, request)
+        prompt = self._sequences.prompt(rid, request)
         self._handing.check(request, len(prompt.ids))
         source = GrammarSource.of(request.sampling)
         if source is None:
@@ -194,23 +183,11 @@ class CausalLMService:
         self._loop.close()
         self._engine.shutdown()
 
-    def _prompt(self, rid: str, request: GenerateRequest) -> Prompt:
-        if _SEPARATOR in rid:
-            raise InvalidRequestError(f"rid={rid!r} must not hold a NUL character", field="rid")
-        if request.detokenize:
-            self._text_tokenizer()
-        ids = request.input_ids
-        if ids is None:
-            assert request.prompt is not None
-            ids = tuple(self._text_tokenizer().encode(request.prompt))
-            check_prompt(len(ids), request, self.limits)
-        return Prompt(rid, request, ids)
-
     def _start(self, prompt: Prompt, grammar: TokenGrammar | None) -> None:
         """Queue a request's sequences, each at the start of its own copy of `grammar`."""
         rid, priority = prompt.rid, prompt.request.priority
-        sequences = self._sequences(prompt, grammar)
-        children = [_child(rid, index, len(sequences)) for index in range(len(sequences))]
+        sequences = self._sequences.make(prompt, grammar)
+        children = [child_id(rid, index, len(sequences)) for index in range(len(sequences))]
         if len(sequences) > 1:
             self._groups[rid] = _Group(tuple(children))
             self._parents.update(dict.fromkeys(children, rid))
@@ -220,26 +197,6 @@ class CausalLMService:
             if imports:
                 self._arriving[child] = sequence
             self._loop.start(child, sequence, priority, imports)
-
-    def _sequences(self, prompt: Prompt, grammar: TokenGrammar | None) -> list[Sequence]:
-        request = prompt.request
-        strings = StopStrings(request.sampling.stop)
-        patterns = compile_stop_regex(request.sampling.stop_regex)
-        return [
-            Sequence(
-                prompt.rid,
-                request,
-                prompt.ids,
-                self._sequence_limits,
-                Own(
-                    self._text(request, strings, patterns),
-                    index,
-                    None if grammar is None else grammar.copy(),
-                    partial(self._handing.keep, _child(prompt.rid, index, request.sampling.n)),
-                ),
-            )
-            for index in range(request.sampling.n)
-        ]
 
     def _start_compiled(self) -> None:
         patient = not (self._early or self._loop.busy)
@@ -263,30 +220,8 @@ class CausalLMService:
     def _cancelled_early(self, prompt: Prompt) -> Final:
         """The end of a request that was cancelled before it could run."""
         self._handing.drop(prompt.request.handoff, _CANCELLED)
-        outputs = [one.output(cancelled=True) for one in self._sequences(prompt, None)]
+        outputs = [one.output(cancelled=True) for one in self._sequences.make(prompt, None)]
         return Final(prompt.rid, _combined(outputs), cancelled=True)
-
-    def _text(
-        self, request: GenerateRequest, strings: StopStrings, patterns: tuple[StopPattern, ...]
-    ) -> TextOutput | None:
-        if not request.detokenize:
-            return None
-        sampling = request.sampling
-        matcher = None
-        if sampling.stop or patterns:
-            matcher = StopMatcher(strings, patterns, no_stop_trim=sampling.no_stop_trim)
-        detokenizer = IncrementalDetokenizer(
-            self._text_tokenizer(), skip_special_tokens=sampling.skip_special_tokens
-        )
-        return TextOutput(detokenizer, matcher)
-
-    def _text_tokenizer(self) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise InvalidRequestError(
-                "this checkpoint has no tokenizer; give input_ids and detokenize=False",
-                field="prompt",
-            )
-        return self._tokenizer
 
     def _note(self, event: Event) -> None:
         """Count what a completion has gained, and let go of what it did not take."""
@@ -335,11 +270,6 @@ class CausalLMService:
                 self._dropped.add(other)
                 self._let_go(other, str(error))
         return [Failed(rid, error)]
-
-
-def _child(rid: str, index: int, count: int) -> str:
-    """The id in the loop of one of `count` completions."""
-    return rid if count == 1 else f"{rid}{_SEPARATOR}{index}"
 
 
 def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:

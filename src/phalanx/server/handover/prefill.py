@@ -109,19 +109,18 @@ class _Offer:
         self._handoff = handoff
         self._abortable(partial(self.close, "the request was aborted on the prefill server"))
         self._room.offer(handoff)
+        await self._asked()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._taken(handoff)
         except TimeoutError:
-            raise RequestFailedError(
-                self._failure(f"nobody took it within {self._timeout_s:g} s")
-            ) from None
+            why = f"nobody took it within {self._timeout_s:g} s"
+            raise RequestFailedError(self._failure(why)) from None
         self._complete = True
         return msgspec.structs.replace(output, handoff=None)
 
-    async def _taken(self, handoff: Handoff) -> None:
-        """Return when the other side has read everything; raises `RequestFailedError`."""
-        # A decode server asks at once, however much it has to do.
+    async def _asked(self) -> None:
+        """Return when a decode server has it; one asks at once, however much it has to do."""
         patience_s = min(ROOM_TIMEOUT_S, self._timeout_s)
         try:
             async with asyncio.timeout(patience_s):
@@ -131,6 +130,9 @@ class _Offer:
             raise RequestFailedError(self._failure(why)) from None
         except RequestFailedError as error:
             raise RequestFailedError(self._failure(str(error))) from None
+
+    async def _taken(self, handoff: Handoff) -> None:
+        """Return when the other side has read everything; raises `RequestFailedError`."""
         for handle in handoff.handles():
             ending = await ended(handle)
             if ending.reason is not Reason.TAKEN:
