@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from phalanx.device import create_backend
 from phalanx.device.cpu import CpuBackend
+from phalanx.engine_config import DeviceConfig, EngineConfig
 from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm.sequence import NODE
 from phalanx.schema.generate import GenerateRequest, LogprobOptions
@@ -58,6 +61,22 @@ def test_captured_decoding_gives_the_eager_tokens(model, capture):
     assert {bucket.rows for bucket in graphs_of(driven).buckets} == {1, 2, 4}
     assert graphs_of(driven).refused == {}
     assert ids(driven.run(*requests())) == eager
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; none is visible to torch"
+)
+def test_cuda_graphs_give_the_eager_tokens(tiny_dir):
+    config = EngineConfig(DeviceConfig("cuda", "float32"))
+    model = load(tiny_dir, config)
+    found = []
+    for capture in ("off", "rerun", "graph"):
+        captured = replace(model, backend=create_backend("cuda", capture=capture))
+        driven = Drive(captured, config, max_batch_size=4, context_length=64, page_size=4)
+        assert graphs_of(driven).refused == {}
+        assert bool(graphs_of(driven).buckets) is (capture != "off")
+        found.append(ids(driven.run(*requests())))
+    assert found[0] == found[1] == found[2]
 
 
 def test_decode_steps_call_no_forward_and_prefill_steps_do(model):
