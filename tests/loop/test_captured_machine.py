@@ -45,6 +45,6 @@ def test_item_8_5_13_a_crowded_life_on_captured_steps(mode, kind, seed):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
 @pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
-@pytest.mark.parametrize("seed", range(5, 60))
+@pytest.mark.parametrize("seed", range(5, 40))
 def test_item_8_5_12_many_crowded_lives_on_captured_steps(mode, kind, seed):
     crowded_life(random.Random(seed), kind, mode).end()
