@@ -63,6 +63,8 @@ class FlowRequest(SmallRequest, Foreseeing):
         scale: float = 2.0,
         seed: int = 0,
     ) -> None:
+        if negative and not prompt:
+            raise ValueError("a negative prompt needs a prompt, with which it is computed")
         self._prefix = tuple(prefix)
         self._tokens = (*prefix, *prompt)
         self._negative = None if negative is None else tuple(negative)
