@@ -21,7 +21,7 @@ def decode_shares(model: Path, repeats: int) -> Iterator[float]:
     """One value a round: 1 row of bf16 decoding, on one thread."""
     plugin_args = build_plugin_args(
         plugin_class(PLUGIN).args_cls,
-        {"checkpoint_dir": str(model), "context_length": 512, "pool_tokens": 2048},
+        {"checkpoint_dir": str(model), "context_length": 512, "prefix_cache": False},
         "benchmark",
     )
     config = EngineConfig(
