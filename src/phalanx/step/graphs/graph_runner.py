@@ -43,6 +43,10 @@ class GraphRunner:
         self.refused: dict[BucketKey, str] = {}
 
     @property
+    def any_captured(self) -> bool:
+        return bool(self._captured)
+
+    @property
     def buckets(self) -> tuple[BucketKey, ...]:
         """The shapes that are captured."""
         return tuple(self._captured)

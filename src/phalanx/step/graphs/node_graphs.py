@@ -47,14 +47,9 @@ class NodeGraphs:
         self._regions = {config.label: Region(node, config, slots) for config in configs}
 
     @property
-    def captures(self) -> bool:
-        """Whether there is anything captured."""
-        return bool(self._graphs.buckets)
-
-    @property
     def has_regions(self) -> bool:
         """Whether some part of the forward is captured on its own."""
-        return any(region.buckets for region in self._regions.values())
+        return any(region.any_captured for region in self._regions.values())
 
     def prepare_for_capture(self) -> None:
         """Have the node's resources take their static buffers."""
@@ -105,7 +100,7 @@ class NodeGraphs:
 
         A lease that was taken for other rows is taken anew, on the same slot.
         """
-        if not self.captures or not batch.rows:
+        if not self._graphs.any_captured or not batch.rows:
             batch.lease = batch.leased_rows = None
         elif batch.leased_rows != batch.layout:
             earlier, batch.lease, batch.leased_rows = batch.lease, None, None

@@ -50,6 +50,10 @@ class Region:
         self.refused: dict[BucketKey, str] = {}
 
     @property
+    def any_captured(self) -> bool:
+        return bool(self._captured)
+
+    @property
     def buckets(self) -> tuple[BucketKey, ...]:
         return tuple(self._captured)
 
