@@ -148,7 +148,7 @@ class BatchingEntry(_Plugin):
     def busy(self) -> bool:
         """Whether `tick` would do or report anything now."""
 
-    def wake_with(self, wake: Callable[[], None]) -> None:  # noqa: B027 - optional
+    def wake_with(self, wake: Callable[[], None]) -> None:
         """`wake` has `busy` asked again. Called once, after `setup`, for a plugin that something
         outside makes busy; it may call `wake` from any thread.
         """
