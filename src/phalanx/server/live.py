@@ -17,11 +17,9 @@ class LiveRequests:
         return len(self._names)
 
     def add(self, rid: str, cancel: Callable[[], object] | None = None) -> None:
-        """`cancel` ends it while the engine does not have it."""
+        """`cancel` ends it where the engine alone cannot."""
         self._names.setdefault(rid, (rid,))
-        if cancel is None:
-            self._cancels.pop(rid, None)
-        else:
+        if cancel is not None:
             self._cancels[rid] = cancel
 
     def name_completions(self, rid: str, ids: Iterable[str]) -> None:

@@ -34,7 +34,12 @@ class PendingOutput:
         self._exchanged = None if exchange is None else asyncio.create_task(self._of(exchange))
 
     async def _of(self, exchange: Exchange) -> GenerateOutput:
-        return await exchange.complete(await engine_result(self._future))
+        try:
+            output = await engine_result(self._future)
+        except PhalanxError as error:
+            exchange.close(str(error))
+            raise
+        return await exchange.complete(output)
 
     async def output(self) -> GenerateOutput:
         """The answer with its texts, or what the engine raised."""

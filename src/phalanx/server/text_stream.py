@@ -63,7 +63,9 @@ class TextStream:
                     held = delta
                 else:
                     yield Part(delta)
-        except PhalanxError:
+        except PhalanxError as error:
+            if self._exchange is not None:
+                self._exchange.close(str(error))
             self._record.end(Outcome.FAILED)
             raise
         finally:

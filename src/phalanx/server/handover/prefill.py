@@ -12,7 +12,7 @@ import msgspec
 from phalanx.errors import PhalanxError, RequestFailedError
 from phalanx.schema.generate import GenerateOutput, Handoff
 from phalanx.schema.server_config import ServerConfig
-from phalanx.server.handover.base import Arrival, needed
+from phalanx.server.handover.base import LEFT, Arrival, needed
 from phalanx.server.handover.bootstrap_server import BootstrapServer
 from phalanx.server.handover.holds import Releases, ended
 from phalanx.server.handover.rooms import Room, Rooms
@@ -74,11 +74,19 @@ class Prefill:
 
     def _arrived(self, one: Arrival, bootstrap: Bootstrap) -> Arrival:
         room = self._rooms.open(bootstrap.room, lambda: self._cancel(one.rid))
-        leave = partial(self._rooms.forget, room)
-        abortable = partial(self._live.add, one.rid)
-        exchange = _Offer(room, leave, abortable, self._releases, self._timeout_s)
+        exchange = _Offer(room, partial(self._left, one.rid, room), self._releases, self._timeout_s)
+        self._live.add(one.rid, partial(self._abort, one.rid, exchange))
         request = msgspec.structs.replace(one.request, hands_over=True)
         return Arrival(rid=one.rid, request=request, exchange=exchange)
+
+    def _abort(self, rid: str, exchange: _Offer) -> None:
+        """End it in the engine, or, where that is done with it, for the other side."""
+        if not self._cancel(rid):
+            exchange.close("the request was aborted on the prefill server")
+
+    def _left(self, rid: str, room: Room) -> None:
+        self._rooms.forget(room)
+        self._live.discard(rid)
 
 
 class _Offer:
@@ -88,14 +96,12 @@ class _Offer:
         self,
         room: Room,
         leave: Callable[[], None],
-        abortable: Callable[[Callable[[], None]], None],
         releases: Releases,
         timeout_s: float,
     ) -> None:
-        """`abortable` takes what ends this once the engine has no part in it."""
+        """`leave` is called once this is over."""
         self._room = room
         self._leave = leave
-        self._abortable = abortable
         self._releases = releases
         self._timeout_s = timeout_s
         self._handoff: Handoff | None = None
@@ -106,8 +112,10 @@ class _Offer:
         if handoff is None:
             self.close("the prefill request was aborted")
             raise RequestFailedError(self._failure("the request was aborted"))
+        if self._complete:
+            self._releases.drop(handoff, LEFT)
+            raise RequestFailedError(self._failure(LEFT))
         self._handoff = handoff
-        self._abortable(partial(self.close, "the request was aborted on the prefill server"))
         self._room.offer(handoff)
         await self._asked()
         try:
