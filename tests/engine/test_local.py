@@ -244,6 +244,7 @@ def test_r22_r24_r42_r43_r89_r92_two_replicas_of_two_ranks(tmp_path):
     assert lines == sorted(f"{rank} {number}" for rank in (0, 1) for number in range(6))
 
 
+@pytest.mark.long
 def test_r42_r43_another_output_rank_answers():
     with build("rank_sum", deployment=local(output_rank=1), tp=2) as engine:
         output = engine.step(FaultyRequest(21))

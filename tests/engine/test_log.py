@@ -65,6 +65,7 @@ def test_a_later_call_replaces_an_earlier_one(capsys, tmp_path):
     assert len(logger.handlers) == 1
 
 
+@pytest.mark.long
 def test_a_worker_logs_where_its_parent_does(tmp_path):
     file = tmp_path / "all.log"
     log.configure("INFO", file=file)

@@ -101,6 +101,7 @@ def assert_near(found, expected):
     assert max(differences) < 1e-4
 
 
+@pytest.mark.long
 def test_first_known_ids_of_two_ranks(smollm2, smollm2_dir, two_ranks):
     """Nine query heads and three key-value heads, which two ranks cannot halve."""
     check_known_ids(smollm2, smollm2_dir, two_ranks, num_alone=1, num_tokens=12)

@@ -188,6 +188,7 @@ def test_9_query_and_3_kv_heads_over_two_ranks(two_ranks):
     assert two_ranks.run(_attention, 9, 3) == [(6, 2), (3, 1)]
 
 
+@pytest.mark.long
 def test_9_query_and_3_kv_heads_over_four_ranks(four_ranks):
     assert four_ranks.run(_attention, 9, 3) == [(2, 1), (1, 1), (3, 1), (3, 1)]
 

@@ -60,6 +60,7 @@ def test_a_port_in_use_is_one_line(plugins_installed):
     assert "in use" in line
 
 
+@pytest.mark.long
 def test_a_truncated_checkpoint_is_one_line(truncated):
     line = refused("serve", "--model", str(truncated), "--port", "0")
     assert f"{truncated}/model.safetensors is damaged or incomplete" in line
@@ -87,6 +88,7 @@ def test_flags_reach_the_server_and_its_log(plugins_installed, tmp_path):
     assert "secret-1" not in text
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_a_running_request_end():
     """The answer is asked for, its stream has begun, and then the server is told to stop."""
     arguments = ["--model", "smollm2-135m", "--dtype", "float32"]
@@ -130,6 +132,7 @@ def test_generate_streams_the_answer_and_says_how_fast():
     assert "tokens/s" in done.stderr
 
 
+@pytest.mark.long
 def test_generate_raw_from_standard_input():
     done = subprocess.run(
         [PHALANX, "generate", "-", "--raw", "--no-stream", "--max-new-tokens", "2"],

@@ -130,6 +130,7 @@ def test_what_no_rank_has_taken_is_passed_over(num_queued):
         end.close()
 
 
+@pytest.mark.long
 def test_a_close_ends_the_request_in_execution_and_begins_no_other(started, pipe, gate):
     executing, told = pipe("executing"), pipe("told")
     supervisor = started(

@@ -18,6 +18,8 @@ from phalanx.testing.worker_runtimes import Deed, Held, Misdeed, Phase
 from tests.engine.workers.runtimes import factory
 from tests.engine.workers.supervised import Recorder, in_background, is_alive, kill
 
+pytestmark = pytest.mark.long
+
 GARBAGE = b"\xff no message"
 WHAT = {
     Deed.EXIT: (ChildProcessError, "worker 0 .* exited with status 3 while {stage}"),
@@ -32,14 +34,6 @@ WHAT = {
 def patience(deed):
     """One that lets go of its connection never ends; the others do, if only after some time."""
     return {"status_timeout_s": 0.04} if deed is Deed.DISCONNECT else {}
-
-
-def combinations(phases, quick):
-    """Every deed in every phase; only some of them are quick enough for each run."""
-    return [
-        pytest.param(phase, deed, marks=() if (phase, deed) in quick else pytest.mark.long)
-        for phase, deed in itertools.product(phases, WHAT)
-    ]
 
 
 def assert_failed(supervisor, error, deed, stage):
@@ -59,10 +53,7 @@ def assert_that_text(text, pattern):
 
 @pytest.mark.parametrize(
     ("phase", "deed"),
-    combinations(
-        [Phase.HELLO, Phase.LOADING, Phase.READY],
-        {(Phase.LOADING, Deed.RAISE), (Phase.HELLO, Deed.KILL), (Phase.READY, Deed.EXIT)},
-    ),
+    list(itertools.product([Phase.HELLO, Phase.LOADING, Phase.READY], WHAT)),
 )
 def test_s6_a_fault_in_the_start_kills_every_worker(build, listener, gate, phase, deed):
     supervisor = build(
@@ -83,15 +74,7 @@ def test_s6_a_fault_in_the_start_kills_every_worker(build, listener, gate, phase
 
 @pytest.mark.parametrize(
     ("phase", "deed"),
-    combinations(
-        [Phase.RECEIVING, Phase.EXECUTING, Phase.REPLYING],
-        {
-            (Phase.RECEIVING, Deed.KILL),
-            (Phase.EXECUTING, Deed.RAISE),
-            (Phase.EXECUTING, Deed.SEND),
-            (Phase.REPLYING, Deed.EXIT),
-        },
-    ),
+    list(itertools.product([Phase.RECEIVING, Phase.EXECUTING, Phase.REPLYING], WHAT)),
 )
 def test_r61_r62_r64_r66_a_fault_in_a_request_fails_every_replica(
     build, listener, phase, deed, pipe, gate
@@ -123,7 +106,6 @@ def test_r61_r62_r64_r66_a_fault_in_a_request_fails_every_replica(
     assert listener.failures.empty(), "it is told once"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("phase", [Phase.HELLO, Phase.LOADING, Phase.READY])
 def test_kill_9_of_a_worker_that_starts(build, phase, pipe, gate):
     entered = pipe()
@@ -137,7 +119,6 @@ def test_kill_9_of_a_worker_that_starts(build, phase, pipe, gate):
         starting.result()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("phase", [Phase.RECEIVING, Phase.EXECUTING, Phase.REPLYING])
 def test_kill_9_of_a_worker_that_serves(started, listener, phase, pipe, gate):
     entered = pipe()
@@ -149,7 +130,6 @@ def test_kill_9_of_a_worker_that_serves(started, listener, phase, pipe, gate):
     assert_that_text(str(listener.failures.get()), "worker 1 .*SIGKILL .* while serving")
 
 
-@pytest.mark.long
 def test_kill_9_of_a_worker_that_stops(started, listener, pipe, gate):
     entered = pipe()
     supervisor = started(
@@ -163,7 +143,6 @@ def test_kill_9_of_a_worker_that_stops(started, listener, pipe, gate):
     assert_that_text(str(supervisor.failure), "worker 1 .*SIGKILL")
 
 
-@pytest.mark.long
 def test_kill_9_of_a_worker_before_its_first_line(build, pipe, gate, tmp_path, monkeypatch):
     entered = pipe()
     (tmp_path / "sitecustomize.py").write_text(
@@ -250,7 +229,7 @@ def test_s14_a_failed_stop_is_recorded_and_not_raised(
 
 @pytest.mark.parametrize(
     ("deed", "signal_name"),
-    [(Deed.WAIT, "SIGTERM"), pytest.param(Deed.HANG, "SIGKILL", marks=pytest.mark.long)],
+    [(Deed.WAIT, "SIGTERM"), (Deed.HANG, "SIGKILL")],
 )
 def test_s14_a_worker_that_does_not_stop_is_ended_by_force(
     started, pipe, gate, caplog, deed, signal_name

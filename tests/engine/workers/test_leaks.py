@@ -14,6 +14,8 @@ from phalanx.errors import EngineUnavailableError
 from phalanx.testing.worker_runtimes import Deed, Misdeed, Phase
 from tests.engine.workers.supervised import Recorder, children, supervise
 
+pytestmark = pytest.mark.long
+
 NUM_CYCLES = 200
 
 
@@ -58,12 +60,7 @@ def fail_to_start(listener):
 
 @pytest.mark.parametrize(
     ("cycle", "count"),
-    [
-        pytest.param(serve_once, NUM_CYCLES, marks=pytest.mark.long),
-        pytest.param(fail_once, 20, marks=pytest.mark.long),
-        pytest.param(fail_to_start, 20, marks=pytest.mark.long),
-        (serve_once, 2),
-    ],
+    [(serve_once, NUM_CYCLES), (fail_once, 20), (fail_to_start, 20)],
 )
 def test_r71_cycles_of_a_group_leak_nothing(cycle, count):
     cycle(Recorder())

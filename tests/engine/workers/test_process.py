@@ -104,6 +104,7 @@ def test_a_large_configuration_does_not_hold_up_the_start_of_the_others(build):
     assert [each.metadata["size"] for each in supervisor.start()] == [5_000_000] * 2
 
 
+@pytest.mark.long
 def test_a_workers_title_names_its_replica_and_its_ranks(build, monkeypatch, tmp_path):
     (tmp_path / "setproctitle.py").write_text(
         "import os\n"

@@ -15,6 +15,8 @@ from phalanx.testing import ManualClock
 from phalanx.testing.worker_runtimes import Deed, Held, Misdeed, Phase
 from tests.engine.workers.supervised import Recorder
 
+pytestmark = pytest.mark.long
+
 
 def test_r63_an_expired_request_fails_the_group_without_anybody_asking(started, listener):
     supervisor = started(execution_timeout_s=0.05)
@@ -83,7 +85,6 @@ def times_woken(supervisor):
     return int(found[1])
 
 
-@pytest.mark.long
 def test_a_group_that_waits_does_not_poll(started, listener):
     idle, busy = started(listener=Recorder()), started(listener=Recorder(), execution_timeout_s=99)
     busy.submit(0, 1, "a", Held())
@@ -118,7 +119,6 @@ class ForgetfulRecorder(Recorder):
             super().received(placement, reply, events)
 
 
-@pytest.mark.long
 def test_a_worker_that_never_stops_talking_hides_neither_others_nor_the_time(started):
     listener = ForgetfulRecorder()
     supervisor = started(shape={"replicas": 2}, listener=listener, execution_timeout_s=1.0)
