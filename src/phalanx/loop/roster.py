@@ -97,8 +97,13 @@ class Roster:
             self.events.append(Scheduled(request.rid))
 
     def park(self, request: LoopRequest) -> None:
-        """From running to waiting; the engine keeps its state."""
+        """From running to waiting; the engine keeps its state.
+
+        Its turn is over: were it due again, with nobody beside it, no other would make the room
+        that it waits for.
+        """
         request.move(Status.WAITING)
+        request.turn = self.next_turn()
         self.running.remove(request)
         insort(self.waiting, request, key=_rank)
         self.num_parked += 1

@@ -191,7 +191,8 @@ class StepLoop:
         if plan is None:
             return None
         admission.admit(plan.admitted)
-        if self._adopt(roster.running):
+        kept_out = not all(request.able for request in plan.admitted)
+        if self._adopt(roster.running) or kept_out:
             return plan_step(roster.running, (), self._budget, self._engine)
         return plan
 
