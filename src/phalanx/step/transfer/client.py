@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from phalanx.errors import RequestFailedError
 from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer.base import TAKEN, Ending, PageRead, Sink
@@ -20,6 +22,8 @@ from phalanx.step.transfer.frames import (
 
 READ_TIMEOUT_S = 60.0
 """How long a holder may send nothing."""
+MAX_MESSAGE_CHARS = 2000
+"""Of why a hold ends; more would not fit a call."""
 
 
 def read(handle: Handle, wanted: PageRead, sink: Sink) -> None:
@@ -42,7 +46,8 @@ def read(handle: Handle, wanted: PageRead, sink: Sink) -> None:
 def release(handle: Handle, ending: Ending = TAKEN) -> None:
     """End a hold; raises `RequestFailedError` where its engine does not answer."""
     source = handle.source
-    _ask(source, Release(source.token, handle.hold, ending), READ_TIMEOUT_S)
+    told = msgspec.structs.replace(ending, message=ending.message[:MAX_MESSAGE_CHARS])
+    _ask(source, Release(source.token, handle.hold, told), READ_TIMEOUT_S)
 
 
 def _ask(source: Source, call: Call, timeout_s: float) -> Ended:

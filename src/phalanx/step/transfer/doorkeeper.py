@@ -15,9 +15,11 @@ from functools import partial
 
 from phalanx.clock import Clock
 from phalanx.errors import RequestFailedError
+from phalanx.step.attempt import attempt
 from phalanx.step.transfer.base import Ending, Reason
 from phalanx.step.transfer.channels import Channel
 from phalanx.step.transfer.frames import (
+    MAX_CALL_BYTES,
     Answer,
     Call,
     CallBuffer,
@@ -96,7 +98,7 @@ class Doorkeeper:
                 elif key.fileobj is self._woken:
                     self._drain_wakes()
                 else:
-                    self._hear(self._callers[key.fd])
+                    self._attend(self._callers[key.fd])
             self._do_all()
             self._drop_silent()
         self._holds.close()
@@ -145,9 +147,18 @@ class Doorkeeper:
         self._callers[connection.fileno()] = caller
         self._selector.register(connection, selectors.EVENT_READ)
 
+    def _attend(self, caller: _Caller) -> None:
+        """Hear a caller; whatever goes wrong over it costs this connection and no other."""
+        error = attempt(partial(self._hear, caller)).error
+        if error is not None:
+            logger.warning("a caller is dropped, who asked for what is held: %r", error)
+            if self._callers.get(caller.connection.fileno()) is caller:
+                self._forget(caller)
+            caller.connection.close()
+
     def _hear(self, caller: _Caller) -> None:
         try:
-            data = caller.connection.recv(1 << 16)
+            data = caller.connection.recv(MAX_CALL_BYTES)
             call = caller.buffer.feed(data) if data else None
         except BlockingIOError:
             return

@@ -11,7 +11,11 @@ from phalanx.step.transfer.base import Ending, PageRead
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
-MAX_FRAME_BYTES = 1 << 20
+MAX_CALL_BYTES = 1 << 14
+"""Little, since anybody may send so many bytes before the token is known."""
+MAX_ANSWER_BYTES = 1 << 20
+_NO_MESSAGE = (msgspec.DecodeError, RecursionError, UnicodeError)
+"""What decoding raises; nested too deeply it is a `RecursionError`."""
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -83,13 +87,16 @@ class CallBuffer:
         if len(self._bytes) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(self._bytes)
-        if size > MAX_FRAME_BYTES:
-            raise FrameError(f"a message of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
-        if len(self._bytes) < _LENGTH.size + size:
+        if size > MAX_CALL_BYTES:
+            raise FrameError(f"a call of {size} bytes; at most {MAX_CALL_BYTES} are allowed")
+        missing = _LENGTH.size + size - len(self._bytes)
+        if missing > 0:
             return None
+        if missing < 0:
+            raise FrameError("bytes behind a call; a connection is for one call")
         try:
             return _CALLS.decode(self._bytes[_LENGTH.size : _LENGTH.size + size])
-        except msgspec.DecodeError as error:
+        except _NO_MESSAGE as error:
             raise FrameError(f"not a call: {error}") from None
 
 
@@ -102,8 +109,8 @@ def receive_answer(connection: socket.socket) -> Answer:
 def answer_bytes(length: bytes | bytearray) -> int:
     """How many bytes follow the `LENGTH_BYTES` that an answer begins with."""
     (size,) = _LENGTH.unpack(length)
-    if size > MAX_FRAME_BYTES:
-        raise FrameError(f"an answer of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    if size > MAX_ANSWER_BYTES:
+        raise FrameError(f"an answer of {size} bytes; at most {MAX_ANSWER_BYTES} are allowed")
     return int(size)
 
 
@@ -111,7 +118,7 @@ def decoded_answer(body: bytes | bytearray) -> Answer:
     """The answer behind its length."""
     try:
         return _ANSWERS.decode(body)
-    except msgspec.DecodeError as error:
+    except _NO_MESSAGE as error:
         raise FrameError(f"not an answer: {error}") from None
 
 

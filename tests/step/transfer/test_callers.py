@@ -1,0 +1,82 @@
+"""Whoever reaches the thread that answers for holds cannot keep it from answering others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from phalanx.errors import RequestFailedError
+from phalanx.step.transfer import client, frames
+from phalanx.step.transfer.base import Ending, Reason
+from phalanx.step.transfer.channels import channel_of
+from phalanx.step.transfer.sockets import SocketTransfer, create_transfer
+from tests.step.transfer.contents import Held
+
+
+@pytest.fixture
+def holder() -> Iterator[SocketTransfer]:
+    with closing(create_transfer("tcp", "127.0.0.1")) as one:
+        yield one
+
+
+class Waiting(Held):
+    """Tells when it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed = threading.Event()
+
+    def free(self) -> None:
+        super().free()
+        self.freed.set()
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x00\x01\x00\x00",
+        framed(b"no"),
+        framed(b"\x82\xa4type\xa5watch\xa1x" + b"\x91" * 10_000 + b"\xc0"),
+        framed(b"\x82\xa4type\xa5watch\xa5token\xa2\xff\xff"),
+        framed(msgspec.msgpack.encode(frames.Watch("t", "h"))) + b"more",
+    ],
+    ids=["long", "longer than a call", "short", "deep", "no text", "two"],
+)
+def test_bytes_that_are_no_call(holder: SocketTransfer, sent: bytes):
+    source = holder.source
+    for _ in range(2):
+        with channel_of(source).connect(source) as connection:
+            connection.sendall(sent)
+            assert isinstance(frames.receive_answer(connection), frames.Refused)
+
+
+def test_an_answer_that_is_nested_too_deeply():
+    with pytest.raises(frames.FrameError, match="not an answer"):
+        frames.decoded_answer(b"\x82\xa4type\xa7refused\xa1x" + b"\x91" * 100_000 + b"\xc0")
+
+
+def test_what_goes_wrong_over_a_caller_costs_no_other(holder: SocketTransfer):
+    class Broken(Held):
+        def free(self) -> None:
+            raise KeyError("free")
+
+    with pytest.raises(RequestFailedError, match="does not answer"):
+        client.release(holder.hold(Broken()))
+    state = Waiting()
+    client.release(holder.hold(state))
+    state.freed.wait()
+
+
+def test_a_reason_that_is_long_is_told_shortly(holder: SocketTransfer):
+    state = Waiting()
+    client.release(holder.hold(state), Ending(Reason.DROPPED, "\U0001f40c" * 20_000))
+    state.freed.wait()
