@@ -28,7 +28,8 @@ SAMPLED = SamplingParams(
 
 
 def request_of(sampling: SamplingParams, **fields) -> GenerateRequest:
-    return GenerateRequest(input_ids=PROMPT, sampling=sampling, detokenize=False, **fields)
+    fields.setdefault("input_ids", PROMPT)
+    return GenerateRequest(sampling=sampling, detokenize=False, **fields)
 
 
 class Two:
@@ -89,6 +90,20 @@ def test_the_output_is_that_of_one_engine(tiny, two: Two, sampling: SamplingPara
         # A step's rows may round one another's logits differently.
         assert one.logprobs.values == pytest.approx(other.logprobs.values, abs=1e-5)
     assert output.prompt_tokens == expected.prompt_tokens
+
+
+@pytest.mark.parametrize("num_tokens", [40, 45, 48])
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_engine_goes_on_from_its_own_handoff(tiny, two: Two, num_tokens: int, n: int):
+    request = request_of(
+        msgspec.structs.replace(SAMPLED, n=n),
+        input_ids=tuple(range(5, 5 + num_tokens)),
+    )
+    [expected] = Drive(tiny).run(request)
+    handoff = two.handed(request)
+    two.drive(two.prefill, "d", msgspec.structs.replace(request, handoff=handoff))
+    for one, other in zip(two.prefill.output("d").completions, expected.completions, strict=True):
+        assert one.token_ids == other.token_ids
 
 
 @pytest.mark.parametrize("max_new_tokens", [0, 1])

@@ -71,9 +71,10 @@ class FakeTransfer:
     def hold(self, state: HeldState) -> Handle:
         return Handle(self._source, self.holds.add(state))
 
-    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None] | None:
-        if handle.source == self._source:
-            return None
+    def take_back(self, handle: Handle) -> HeldState | None:
+        return self.holds.take_back(handle.hold) if handle.source == self._source else None
+
+    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None]:
         holder = self._network.members[handle.source.host]
         self.reads.append(PendingRead(holder.holds, handle, read, sink))
         return self.reads[-1].future

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import msgspec
 import pytest
 import torch
@@ -17,7 +19,7 @@ from phalanx.step.resources.kv_cache import (
     KVSpec,
     TransferSpec,
 )
-from phalanx.step.transfer.base import TAKEN, Reason
+from phalanx.step.transfer.base import TAKEN, PageRead, Reason
 from phalanx.step.waker import Waker
 from phalanx.testing.fake_transfer import FakeNetwork, FakeTransfer
 from tests.step.caches import context, kv_step, lengths, run, stored
@@ -161,13 +163,48 @@ def test_item_8_5_6_labels_outside_the_needed_set_are_ignored(prefill: Engine, d
         assert lengths(decode.cache, rid) == wanted
 
 
-def test_item_8_5_6_its_own_handle_is_skipped(prefill: Engine):
+@pytest.mark.parametrize("tokens", [6, 8])
+def test_item_8_5_6_what_it_holds_itself_is_not_read_but_moved_back(prefill: Engine, tokens: int):
+    published = travelled(prefill.publish(tokens=tokens))
+    cache = prefill.cache
+    free = cache.num_free_pages
+    cache.ingest_request("again", None)
+    for _ in range(2):
+        assert cache.admit_retrieve("again", published).ready
+    assert prefill.transfer.reads == []
+    assert stored(cache, "again") == [10.0 + index for index in range(tokens)]
+    assert cache.num_free_pages == free
+    run(cache, kv_step(("again", 1)), 99.0)
+    assert stored(cache, "again")[tokens:] == [99.0]
+    cache.remove_request("again")
+    assert prefill.at_rest()
+
+
+@pytest.mark.parametrize("how", ["again", "read", "changed"])
+def test_what_it_does_not_hold_any_more_cannot_be_moved_back(prefill: Engine, how: str):
     published = prefill.publish()
     cache = prefill.cache
+    if how == "again":
+        cache.ingest_request("first", None)
+        assert cache.admit_retrieve("first", published).ready
+    elif how == "changed":
+        main = published.ranks[0]["main"]
+        changed = msgspec.structs.replace(main, length=5)
+        published = msgspec.structs.replace(published, ranks={0: {"main": changed}})
     cache.ingest_request("again", None)
-    assert cache.admit_retrieve("again", published).ready
-    assert prefill.transfer.reads == []
+    [handle] = published.handles()
+    with ExitStack() as reading:
+        if how == "read":
+            read = PageRead("main", published.ranks[0]["main"].generation, 0, 6)
+            reading.enter_context(prefill.transfer.holds.reading(handle.hold, read))
+        outcome = cache.admit_retrieve("again", published)
+        if how == "changed":
+            prefill.transfer.pending[0].land()
+            outcome = cache.admit_retrieve("again", published)
+    assert isinstance(outcome.reason, AdmitRuntimeError)
+    assert "under this id" in outcome.reason.message
     cache.remove_request("again")
+    cache.remove_request("first")
     assert prefill.at_rest()
 
 

@@ -14,7 +14,7 @@ import pytest
 from phalanx.errors import ConfigurationError, RequestFailedError
 from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer import client, frames
-from phalanx.step.transfer.base import Ending, Reason
+from phalanx.step.transfer.base import TAKEN, Ending, Reason
 from phalanx.step.transfer.channels import channel_of
 from phalanx.step.transfer.sockets import SocketTransfer, create_transfer
 from tests.step.transfer.contents import READ, Bytes, Held
@@ -49,7 +49,6 @@ def test_a_read_and_its_release(holder: SocketTransfer, reader: SocketTransfer):
     handle = holder.hold(state)
     sink = Bytes(chunk_bytes=100_000, count=6)
     future = reader.read(handle, READ, sink)
-    assert future is not None
     future.result()
     assert sink.chunks == state.content.chunks
     assert sink.finished
@@ -62,17 +61,20 @@ def test_a_read_and_its_release(holder: SocketTransfer, reader: SocketTransfer):
 def test_nothing_is_left_in_the_file_system(holder: SocketTransfer, reader: SocketTransfer):
     before = set(os.listdir("/dev/shm"))
     future = reader.read(holder.hold(Held()), READ, Bytes(chunk_bytes=4, count=2))
-    assert future is not None
     future.result()
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_its_own_handle_is_not_read(holder: SocketTransfer):
-    state = Held()
+def test_only_its_own_handle_is_taken_back(holder: SocketTransfer, reader: SocketTransfer):
+    state, endings = Held(), []
     handle = holder.hold(state)
-    assert holder.read(handle, READ, Bytes(chunk_bytes=4, count=2)) is None
+    holder.holds.watch(handle.hold, endings.append)
+    assert reader.take_back(handle) is None
+    assert holder.take_back(handle) is state
     holder.release(handle)
-    assert state.num_freed == 1
+    assert (state.num_freed, endings) == (0, [TAKEN])
+    with pytest.raises(RequestFailedError, match="nothing is held under this id"):
+        holder.take_back(handle)
 
 
 def test_reads_that_cannot_be(holder: SocketTransfer, reader: SocketTransfer):
@@ -85,10 +87,9 @@ def test_reads_that_cannot_be(holder: SocketTransfer, reader: SocketTransfer):
         (foreign, 4, "token"),
         (handle, 8, "wanted are 2 chunks of 8 bytes"),
     ):
+        assert len(holder.holds) == 1
         future = reader.read(wrong, READ, Bytes(chunk_bytes=size, count=2))
-        assert future is not None
         assert said in str(future.exception())
-    assert len(holder.holds) == 1
 
 
 def test_a_holder_that_has_ended(holder: SocketTransfer, reader: SocketTransfer):
@@ -97,7 +98,6 @@ def test_a_holder_that_has_ended(holder: SocketTransfer, reader: SocketTransfer)
     holder.close()
     assert state.num_freed == 1
     future = reader.read(handle, READ, Bytes(chunk_bytes=4, count=2))
-    assert future is not None
     assert isinstance(future.exception(), RequestFailedError)
     assert "cannot be read" in str(future.exception())
     reader.release(handle)  # says nothing, since nobody is there

@@ -107,11 +107,16 @@ class _HeldStreams:
         self._computed.synchronize()
         return self._parts.range(stream, read.start, read.stop)
 
+    def taken(self) -> Mapping[str, CacheStream]:
+        """Its streams, which belong to the caller from now on; called with the lock held."""
+        streams, self._streams = self._streams, {}
+        self._freed(self)
+        return streams
+
     def free(self) -> None:
         with self._parts.lock:
-            for stream in self._streams.values():
+            for stream in self.taken().values():
                 self._parts.pool.give_back(stream.cut(0))
-            self._freed(self)
 
 
 class KVTransfer:
@@ -183,11 +188,12 @@ class KVTransfer:
 
         `adopt` lets the request take over what is known here already.
         """
-        known = self._imports.setdefault(rid, _Import(published.handles()))
+        known = self._imports.get(rid)
+        if known is None:
+            known = self._imports[rid] = _Import(published.handles())
+            known.error = self._mismatch(published) or self._take_back(rid, published, needed)
         if known.landed:
             return ADMITTED
-        if known.error is None and not known.begun:
-            known.error = self._mismatch(published)
         if known.error is None and not known.begun:
             adopt()
             wanted = self._wanted(rid, published.ranks[self._rank], needed)
@@ -272,6 +278,27 @@ class KVTransfer:
             return f"rank {self._rank} has published nothing"
         return None
 
+    def _take_back(self, rid: str, published: PublishedKV, needed: Sequence[str]) -> str | None:
+        """Make what this cache holds itself the request's again; why that cannot be, or None."""
+        assert self._transfer is not None
+        ours, theirs = self._parts.table.streams[rid], published.ranks[self._rank]
+        for handle in published.handles():
+            try:
+                state = self._transfer.take_back(handle)
+            except RequestFailedError as error:
+                return str(error)
+            if state is None:
+                continue
+            assert isinstance(state, _HeldStreams)
+            for label, stream in state.taken().items():
+                claimed = theirs.get(label)
+                as_published = claimed is not None and _same(stream, claimed)
+                if as_published and label in needed and label not in ours:
+                    ours[label] = stream
+                else:
+                    self._parts.pool.give_back(stream.cut(0))
+        return None
+
     def _wanted(
         self, rid: str, theirs: Mapping[str, PublishedStream], needed: Sequence[str]
     ) -> dict[str, PublishedStream]:
@@ -311,15 +338,11 @@ class KVTransfer:
         assert transfer is not None
         for label, published in wanted.items():
             stream = parts.table.streams[rid].setdefault(label, CacheStream())
-            held = stream.num_pages
-            short = parts.config.pages_for(published.length) - held
+            short = parts.config.pages_for(published.length) - stream.num_pages
             stream.append(parts.pool.take(max(0, short)))
             read = PageRead(label, published.generation, stream.stored_len, published.length)
             sink = parts.range(stream, read.start, read.stop)
             future = transfer.read(published.handle, read, sink)
-            if future is None:
-                parts.pool.give_back(stream.cut(held))
-                continue
             # As if a step computed it: nobody moves it, and nobody adds to it.
             stream.step_in_flight = True
             known.readings[label] = _Reading(stream, future, published.length)
@@ -348,3 +371,8 @@ class KVTransfer:
         with self._parts.lock:
             self._parts.pool.give_back(pages)
         self._changed()
+
+
+def _same(stream: CacheStream, published: PublishedStream) -> bool:
+    """Whether a stream is still what was published of it."""
+    return (stream.stored_len, stream.generation) == (published.length, published.generation)

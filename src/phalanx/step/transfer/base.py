@@ -94,11 +94,15 @@ class Transfer(Protocol):
         """Keep `state` until a reader has it, somebody drops it, or its time is over."""
         ...
 
-    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None] | None:
-        """Begin to read; None where `handle` is this engine's own.
+    def take_back(self, handle: Handle) -> HeldState | None:
+        """End a hold of this engine's own without freeing it; None for another engine's.
 
-        The future fails with `RequestFailedError`, in bounded time.
+        Raises `RequestFailedError` where the hold has ended or is being read.
         """
+        ...
+
+    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None]:
+        """Begin to read. The future fails with `RequestFailedError`, in bounded time."""
         ...
 
     def release(self, handle: Handle, ending: Ending = TAKEN) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from phalanx.clock import Clock
 from phalanx.errors import RequestFailedError
-from phalanx.step.transfer.base import Content, Ending, HeldState, PageRead, Reason
+from phalanx.step.transfer.base import TAKEN, Content, Ending, HeldState, PageRead, Reason
 
 Watcher = Callable[[Ending], None]
 MAX_ENDINGS = 4096
@@ -53,12 +53,7 @@ class Holds:
     def reading(self, key: str, read: PageRead) -> Iterator[Content]:
         """The content of a hold, which is not freed meanwhile. Raises `RequestFailedError`."""
         with self._lock:
-            hold = self._holds.get(key)
-            if hold is None or hold.ending is not None:
-                raise RequestFailedError(
-                    "nothing is held under this id; it was read, dropped, or was kept longer than "
-                    f"the {self._ttl_s:g} s that it may"
-                )
+            hold = self._live(key)
             hold.num_readers += 1
         try:
             yield hold.state.open(read)
@@ -66,6 +61,22 @@ class Holds:
             with self._lock:
                 hold.num_readers -= 1
             self._settle(key, hold)
+
+    def take_back(self, key: str) -> HeldState:
+        """End a hold as taken and return its state, which is not freed.
+
+        Raises `RequestFailedError` where it has ended or somebody reads it.
+        """
+        with self._lock:
+            hold = self._live(key)
+            if hold.num_readers:
+                raise RequestFailedError("what is held under this id is being read")
+            hold.ending = TAKEN
+            del self._holds[key]
+            self._remember(key, TAKEN)
+        for watcher in hold.watchers:
+            watcher(TAKEN)
+        return hold.state
 
     def end(self, key: str, ending: Ending) -> None:
         """A hold is needed no more; unknown ids are ignored."""
@@ -102,14 +113,27 @@ class Holds:
         for key in list(self._holds):
             self.end(key, Ending(Reason.CLOSED, "the engine that holds it was closed"))
 
+    def _live(self, key: str) -> _Hold:
+        """A hold that has not ended. Called with the lock held."""
+        hold = self._holds.get(key)
+        if hold is None or hold.ending is not None:
+            raise RequestFailedError(
+                "nothing is held under this id; it was read, dropped, or was kept longer than "
+                f"the {self._ttl_s:g} s that it may"
+            )
+        return hold
+
+    def _remember(self, key: str, ending: Ending) -> None:
+        self._endings[key] = ending
+        if len(self._endings) > MAX_ENDINGS:
+            del self._endings[next(iter(self._endings))]
+
     def _settle(self, key: str, hold: _Hold) -> None:
         """Free a hold that has ended and that nobody reads."""
         with self._lock:
             if hold.ending is None or hold.num_readers or self._holds.pop(key, None) is None:
                 return
-            self._endings[key] = hold.ending
-            if len(self._endings) > MAX_ENDINGS:
-                del self._endings[next(iter(self._endings))]
+            self._remember(key, hold.ending)
         hold.state.free()
         for watcher in hold.watchers:
             watcher(hold.ending)

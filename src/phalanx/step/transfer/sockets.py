@@ -50,9 +50,10 @@ class SocketTransfer:
         door.wake()
         return handle
 
-    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None] | None:
-        if self._own(handle):
-            return None
+    def take_back(self, handle: Handle) -> HeldState | None:
+        return self.holds.take_back(handle.hold) if self._own(handle) else None
+
+    def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None]:
         return self._executor().submit(client.read, handle, read, sink)
 
     def release(self, handle: Handle, ending: Ending = TAKEN) -> None:
