@@ -9,6 +9,7 @@ import pytest
 
 from phalanx import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
+from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.generate import GenerateRequest, Handoff, LogprobOptions
@@ -150,6 +151,34 @@ def test_a_handoff_of_another_request_is_refused(two: Two, change: str):
     else:
         with pytest.raises(ValueError, match="n=2"):
             request_of(msgspec.structs.replace(SAMPLED, n=2), handoff=handoff)
+
+
+def with_stream(done, **fields):
+    stream = msgspec.structs.replace(done.kv.ranks[0]["main"], **fields)
+    return {"kv": msgspec.structs.replace(done.kv, ranks={0: {"main": stream}})}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda done: {"output_ids": ()}, "stored state and no output_ids"),
+        (lambda done: {"positions": {}}, "0 tokens in positions and the prompt has 40"),
+        (lambda done: {"positions": {"main": 41}}, "41 tokens in positions"),
+        (lambda done: {"kv": msgspec.structs.replace(done.kv, ranks={})}, "0 tokens in kv"),
+        (lambda done: {"kv": msgspec.structs.replace(done.kv, ranks={0: {}})}, "0 tokens in kv"),
+        (lambda done: with_stream(done, length=39), "39 tokens in kv"),
+    ],
+)
+def test_an_incomplete_handoff_is_refused(two: Two, change, said: str):
+    request = request_of(SAMPLED)
+    handoff = two.handed(request)
+    [done] = handoff.sequences
+    changed = msgspec.structs.replace(done, **change(done))
+    two.resumed(request, msgspec.structs.replace(handoff, sequences=(changed,)))
+    error = two.decode.error("d")
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "handoff"
+    assert said in str(error)
 
 
 def test_a_prefill_that_has_ended_fails_the_decode(two: Two):

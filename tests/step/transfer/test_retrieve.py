@@ -150,7 +150,7 @@ def test_item_8_5_6_labels_outside_the_needed_set_are_ignored(prefill: Engine, d
     published = cache.hold("p")
     cache.remove_request("p")
     assert set(published.ranks[0]) == {"main", "image"}
-    for rid, labels, wanted in (("d", ("main",), {"main": 5}), ("e", ("image", "x"), {"image": 3})):
+    for rid, labels, wanted in (("d", ("main",), {"main": 5}), ("e", ("image",), {"image": 3})):
         decode.cache.ingest_request(rid, KVRequestConfig((), labels=labels))
         decode.cache.admit_retrieve(rid, published)
         [reading] = decode.transfer.pending
@@ -161,6 +161,21 @@ def test_item_8_5_6_labels_outside_the_needed_set_are_ignored(prefill: Engine, d
             continue
         assert decode.cache.admit_retrieve(rid, published).ready
         assert lengths(decode.cache, rid) == wanted
+
+
+@pytest.mark.parametrize("labels", [{}, {"image"}])
+def test_item_8_5_6_a_needed_label_must_have_been_published(
+    prefill: Engine, decode: Engine, labels
+):
+    published = prefill.publish()
+    streams = dict.fromkeys(labels, published.ranks[0]["main"])
+    changed = msgspec.structs.replace(published, ranks={0: streams})
+    decode.cache.ingest_request("d", None)
+    outcome = decode.cache.admit_retrieve("d", changed)
+    assert isinstance(outcome.reason, AdmitRuntimeError)
+    assert outcome.reason.message == "rank 0 has published nothing of label 'main'"
+    decode.cache.remove_request("d")
+    assert decode.at_rest()
 
 
 @pytest.mark.parametrize("tokens", [6, 8])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm.sequence import Kept, Sequence
 from phalanx.schema.generate import GenerateRequest, Handoff, SequenceHandoff
+from phalanx.step.declaration import DEFAULT_LABEL
 from phalanx.step.resources.kv_cache import KVCache
 from phalanx.step.resources.positions import Positions
 from phalanx.step.transfer.base import TAKEN, Ending, Reason
@@ -35,16 +36,20 @@ class HandingOver:
             )
         if handoff is None:
             return
-        lengths = {handoff.num_prompt_tokens}
-        for one in handoff.sequences:
-            streams = {} if one.kv is None else one.kv.ranks.get(0, {})
-            lengths |= {stream.length for stream in streams.values()}
-        if lengths != {num_prompt_tokens}:
+        if handoff.num_prompt_tokens != num_prompt_tokens:
             raise InvalidRequestError(
                 f"the handoff is of a prompt of {handoff.num_prompt_tokens} tokens and this one "
                 f"has {num_prompt_tokens}; give the same request to both engines",
                 field=field,
             )
+        for index, one in enumerate(handoff.sequences):
+            lacking = _lacking(one, num_prompt_tokens)
+            if lacking is not None:
+                raise InvalidRequestError(
+                    f"completion {index} of the handoff {lacking}; give it as the other engine "
+                    "returned it",
+                    field=field,
+                )
 
     def keep(self, rid: str) -> Kept:
         """Hold a sequence's state for another engine."""
@@ -70,6 +75,22 @@ class HandingOver:
     def _let_go(self, done: SequenceHandoff, ending: Ending) -> None:
         if done.kv is not None:
             self.cache.let_go(done.kv, ending)
+
+
+def _lacking(one: SequenceHandoff, num_prompt_tokens: int) -> str | None:
+    """What a completion that is to go on with stored state lacks, or None."""
+    if one.kv is None:
+        return None
+    if not one.output_ids:
+        return "has stored state and no output_ids"
+    stream = one.kv.ranks.get(0, {}).get(DEFAULT_LABEL)
+    for name, found in (
+        ("kv", 0 if stream is None else stream.length),
+        ("positions", one.positions.get(DEFAULT_LABEL, 0)),
+    ):
+        if found != num_prompt_tokens:
+            return f"has {found} tokens in {name} and the prompt has {num_prompt_tokens}"
+    return None
 
 
 def published(one: SequenceHandoff) -> Mapping[str, object]:

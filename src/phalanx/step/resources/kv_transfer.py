@@ -191,7 +191,9 @@ class KVTransfer:
         known = self._imports.get(rid)
         if known is None:
             known = self._imports[rid] = _Import(published.handles())
-            known.error = self._mismatch(published) or self._take_back(rid, published, needed)
+            known.error = self._mismatch(published, needed) or self._take_back(
+                rid, published, needed
+            )
         if known.landed:
             return ADMITTED
         if known.error is None and not known.begun:
@@ -258,8 +260,8 @@ class KVTransfer:
         }
         return PublishedKV(self._world_size, self._geometry, {self._rank: ours})
 
-    def _mismatch(self, published: PublishedKV) -> str | None:
-        """What can never fit: other ranks, or pages of another shape."""
+    def _mismatch(self, published: PublishedKV, needed: Sequence[str]) -> str | None:
+        """What can never fit: other ranks or labels, or pages of another shape."""
         if self._transfer is None:
             return "state is to be imported, but this cache was built without a transfer"
         if published.world_size != self._world_size:
@@ -274,8 +276,9 @@ class KVTransfer:
                     f"the state was published with {name}={theirs[name]} and this engine has "
                     f"{ours}; both must have the same model, dtype and page size"
                 )
-        if self._rank not in published.ranks:
-            return f"rank {self._rank} has published nothing"
+        for label in needed:
+            if label not in published.ranks.get(self._rank, {}):
+                return f"rank {self._rank} has published nothing of label {label!r}"
         return None
 
     def _take_back(self, rid: str, published: PublishedKV, needed: Sequence[str]) -> str | None:
@@ -304,10 +307,10 @@ class KVTransfer:
     ) -> dict[str, PublishedStream]:
         wanted: dict[str, PublishedStream] = {}
         for label in needed:
-            published = theirs.get(label)
+            published = theirs[label]
             stream = self._parts.table.find(rid, label)
             have = 0 if stream is None else stream.stored_len
-            if published is not None and published.length > have:
+            if published.length > have:
                 wanted[label] = published
         return wanted
 
