@@ -21,6 +21,7 @@ IN_NODE = [
     Stage.DECLARE,
     Stage.PREPROCESS,
     Stage.FORWARD,
+    Stage.COLLECT,
     Stage.POSTPROCESS,
     Stage.CHECK_STOP,
 ]
@@ -175,6 +176,14 @@ def returns_a_tensor(stage, value):
     return torch.ones(1) if stage == "forward" else value
 
 
+def gives_a_bare_tensor(stage, value):
+    return NodeOutputs({"token": torch.ones(1)}) if stage == "forward" else value
+
+
+def gives_a_ragged_number(stage, value):
+    return NodeOutputs(value.columns, {"b": {"odd": 3.0}}) if stage == "forward" else value
+
+
 def returns_too_few_rows(stage, value):
     if stage == "declare":
         return value
@@ -202,6 +211,8 @@ def names_an_unknown_request(stage, value):
     [
         (returns_nothing, "TypeError: the forward of node 'toy' returned a NoneType"),
         (returns_a_tensor, "TypeError: the forward of node 'toy' returned a Tensor"),
+        (gives_a_bare_tensor, "TypeError: the forward of node 'toy' returned a Tensor as column"),
+        (gives_a_ragged_number, "TypeError: the forward of node 'toy' returned a float as ragged"),
         (returns_too_few_rows, "ValueError: a column of 1 requests has values of shape"),
         (names_an_unknown_resource, "ConfigurationError: node 'toy' declares a step on resources "),
         (names_an_unknown_request, "KeyError: 'nobody'"),

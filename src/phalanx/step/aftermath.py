@@ -1,15 +1,38 @@
-"""What follows a step that has run: rows are adjusted, shown their values, and published."""
+"""What follows a step that has run: outputs are copied, rows are adjusted, shown their values, and
+published.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
-from phalanx.step.attempt import attempt_each
+from phalanx.step.attempt import attempt, attempt_each
 from phalanx.step.batch import ExecutingBatch
-from phalanx.step.outputs import HostRow
+from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.resources.base import Resource
 from phalanx.step.submodule import NodeSubmodule, StepRow
+
+
+def collect(batch: ExecutingBatch, computed: Iterable[NodeOutputs]) -> list[NodeOutputs]:
+    """Copies of what a step has computed; a row whose part cannot be copied fails."""
+    kept: list[NodeOutputs] = []
+    for part in computed:
+        made = attempt(part.owned)
+        if made.value is not None:
+            kept.append(made.value)
+            continue
+        # Whose values they are is found one by one.
+        for rid, copy, error in attempt_each(partial(_owned_alone, part), part.receivers):
+            if copy is not None:
+                kept.append(copy)
+            elif error is not None:
+                batch.register_failure(rid, error)
+    return kept
+
+
+def _owned_alone(part: NodeOutputs, rid: str) -> NodeOutputs:
+    return part.alone(rid).owned()
 
 
 def adjust(submodule: NodeSubmodule, batch: ExecutingBatch) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.aftermath import adjust, publish, show
+from phalanx.step.aftermath import adjust, collect, publish, show
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
 from phalanx.step.graphs.capturing import Agree, CaptureReport, Capturing, agree_alone
@@ -236,7 +236,7 @@ class StepEngine:
                 computed = execution.run()
                 batch.commit_done.set()
                 with self.backend.range("step.collect"):
-                    batch.outputs = [part.owned() for part in computed]
+                    batch.outputs = collect(batch, computed)
                 batch.completed = self.backend.record_event()
             return batch.outputs
         finally:

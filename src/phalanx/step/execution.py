@@ -11,7 +11,7 @@ from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.graphs.node_graphs import NodeGraphs
 from phalanx.step.outcomes import RefusalReason, StepOutcome
-from phalanx.step.outputs import NodeOutputs
+from phalanx.step.outputs import NodeOutputs, checked
 from phalanx.step.preplanning import PrePlanning
 from phalanx.step.reserving import Reserving
 from phalanx.step.runner import StepRunner
@@ -143,13 +143,7 @@ class StepExecution:
         forward = graphs.forward_batched if batch.running_batched else graphs.forward
         batch.launch_started.set()
         with self._range("step.forward"):
-            outputs = forward(prepared)
-        if not isinstance(outputs, NodeOutputs):
-            raise TypeError(
-                f"the forward of node {batch.node!r} returned a {type(outputs).__name__}; "
-                "it must return NodeOutputs"
-            )
-        return outputs
+            return checked(forward(prepared), batch.node)
 
     def _commit(self, unit: StepUnit) -> None:
         with self._range("step.commit"):

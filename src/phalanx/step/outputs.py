@@ -51,6 +51,23 @@ class NodeOutputs:
             },
         )
 
+    @property
+    def receivers(self) -> tuple[str, ...]:
+        """Every request that is given something, once."""
+        given = [rid for column in self.columns.values() for rid in column.request_ids]
+        return tuple(dict.fromkeys((*given, *self.ragged)))
+
+    def alone(self, rid: str) -> NodeOutputs:
+        """What one request is given, nobody beside it."""
+        ragged = {rid: self.ragged[rid]} if rid in self.ragged else {}
+        columns = {
+            name: Column((rid,), column.values[at : at + 1])
+            for name, column in self.columns.items()
+            for at, receiver in enumerate(column.request_ids)
+            if receiver == rid
+        }
+        return NodeOutputs(columns, ragged)
+
     def of_rows(
         self, request_ids: tuple[str, ...], receivers: Mapping[str, tuple[str, ...]]
     ) -> NodeOutputs:
@@ -74,6 +91,27 @@ class NodeOutputs:
             if rid in column.request_ids:
                 found[name] = column.values[column.request_ids.index(rid)]
         return found
+
+
+def checked(outputs: object, node: str) -> NodeOutputs:
+    """What the forward of a node returned; raises `TypeError` if that is not outputs throughout."""
+    what = f"the forward of node {node!r} returned"
+    if not isinstance(outputs, NodeOutputs):
+        raise TypeError(f"{what} a {type(outputs).__name__}; it must return NodeOutputs")
+    for name, column in outputs.columns.items():
+        if not isinstance(column, Column):
+            raise TypeError(
+                f"{what} a {type(column).__name__} as column {name!r}; it must be a Column, which "
+                "says whose the rows are"
+            )
+    for rid, tensors in outputs.ragged.items():
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"{what} a {type(tensor).__name__} as ragged {name!r} of request {rid!r}; it "
+                    "must be a tensor"
+                )
+    return outputs
 
 
 HostRow = Mapping[str, Any]

@@ -24,7 +24,7 @@ from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, KVStep
 from phalanx.step.resources.positions import PositionSpec, PositionStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
 from phalanx.testing.probe_resource import ProbeSpec, ProbeStep
-from phalanx.testing.token_request import NODE, RowTokens, Stage, TokenRequest
+from phalanx.testing.token_request import NODE, InjectedError, RowTokens, Stage, TokenRequest
 
 VOCAB_SIZE = 97
 _PRIME = 65521
@@ -64,6 +64,13 @@ def cached_digest(cache: KVCache, plan: PagedPlan, row: int) -> int:
     slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
     seen = cache.layer(0)[0].flatten(0, 2)[slots[: int(plan.kv_lens[row])]].long()
     return digest(seen[:, 0], seen[:, 1])
+
+
+class _Uncopied(Tensor):
+    """What strikes when it is copied."""
+
+    def clone(self, *, memory_format: torch.memory_format | None = None) -> Tensor:
+        raise InjectedError(Stage.COLLECT.value)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,13 @@ class CacheReader(NodeSubmodule):
         giving = [index for index, given in enumerate(prepared.inputs) if given.gives]
         tokens = [cached_digest(self._cache, prepared.plan, index) for index in giving]
         rids = tuple(prepared.rows[index].request_id for index in giving)
-        return NodeOutputs({"token": Column(rids, torch.tensor(tokens, dtype=torch.int64))})
+        token = Column(rids, torch.tensor(tokens, dtype=torch.int64))
+        spoiled = {
+            row.request_id: {"spoiled": torch.zeros(1).as_subclass(_Uncopied)}
+            for row, given in zip(prepared.rows, prepared.inputs, strict=True)
+            if given.due(Stage.COLLECT)
+        }
+        return NodeOutputs({"token": token}, spoiled)
 
     def postprocess(self, row: StepRow, outputs: Sequence[NodeOutputs]) -> None:
         _state(row).strike(Stage.POSTPROCESS)

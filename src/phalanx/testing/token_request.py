@@ -30,6 +30,7 @@ class Stage(enum.Enum):
     PREPROCESS = "preprocess"
     FORWARD = "forward"
     COMMIT = "commit"
+    COLLECT = "collect"
     POSTPROCESS = "postprocess"
     CHECK_STOP = "check_stop"
     PUBLISH = "publish"
@@ -75,6 +76,9 @@ class RowTokens:
 
     def strike(self, stage: Stage) -> None:
         self.request.strike(stage, self.num_outputs)
+
+    def due(self, stage: Stage) -> bool:
+        return self.request.due(stage, self.num_outputs)
 
     @classmethod
     def threaded(
@@ -136,9 +140,13 @@ class TokenRequest(Foreseeing):
 
     def strike(self, stage: Stage, num_outputs: int | None = None) -> None:
         """Raise if the request's fault is due at this stage, after that many outputs or all."""
-        fault, produced = self._fault, len(self.outputs) if num_outputs is None else num_outputs
-        if fault is not None and fault.stage is stage and produced >= fault.after:
+        if self.due(stage, len(self.outputs) if num_outputs is None else num_outputs):
             raise InjectedError(stage.value)
+
+    def due(self, stage: Stage, num_outputs: int) -> bool:
+        """Whether the request's fault strikes at this stage, after that many outputs."""
+        fault = self._fault
+        return fault is not None and fault.stage is stage and num_outputs >= fault.after
 
     @property
     def greedy(self) -> bool:
