@@ -119,6 +119,41 @@ class _HeldStreams:
                 self._parts.pool.give_back(stream.cut(0))
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What must be equal on both sides of a transfer."""
+
+    rank: int
+    world_size: int
+    geometry: KVGeometry
+
+    @classmethod
+    def of(cls, config: KVConfig, spec: TransferSpec | None) -> _Shape:
+        dtype = str(config.dtype).removeprefix("torch.")
+        heads, size = config.num_kv_heads, config.page_size
+        geometry = KVGeometry(config.num_layers, heads, config.head_dim, size, dtype)
+        return cls(0, 1, geometry) if spec is None else cls(spec.rank, spec.world_size, geometry)
+
+    def mismatch(self, published: PublishedKV, needed: Sequence[str]) -> str | None:
+        """What can never fit: other ranks or labels, or pages of another shape."""
+        if published.world_size != self.world_size:
+            return (
+                f"the state was published by an engine of {published.world_size} ranks and this "
+                f"one has {self.world_size}; both must have as many"
+            )
+        theirs = msgspec.structs.asdict(published.geometry)
+        for name, ours in msgspec.structs.asdict(self.geometry).items():
+            if theirs[name] != ours:
+                return (
+                    f"the state was published with {name}={theirs[name]} and this engine has "
+                    f"{ours}; both must have the same model, dtype and page size"
+                )
+        for label in needed:
+            if label not in published.ranks.get(self.rank, {}):
+                return f"rank {self.rank} has published nothing of label {label!r}"
+        return None
+
+
 class KVTransfer:
     """See the module. Called with the cache's lock held, but for `changed` and what ends a read."""
 
@@ -128,19 +163,10 @@ class KVTransfer:
         """`changed` is called when a read or a hold has ended, on any thread."""
         self._parts = parts
         self._transfer = None if spec is None else spec.make()
-        self._rank = 0 if spec is None else spec.rank
-        self._world_size = 1 if spec is None else spec.world_size
+        self._shape = _Shape.of(parts.config, spec)
         self._changed = changed
         self._imports: dict[str, _Import] = {}
         self._num_held_pages = 0
-        config = parts.config
-        self._geometry = KVGeometry(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            config.page_size,
-            str(config.dtype).removeprefix("torch."),
-        )
 
     def publish(self, rid: str) -> PublishedKV:
         """A request's committed tokens by label; readable once they are held."""
@@ -191,14 +217,14 @@ class KVTransfer:
         known = self._imports.get(rid)
         if known is None:
             known = self._imports[rid] = _Import(published.handles())
-            known.error = self._mismatch(published, needed) or self._take_back(
+            known.error = self._shape.mismatch(published, needed) or self._take_back(
                 rid, published, needed
             )
         if known.landed:
             return ADMITTED
         if known.error is None and not known.begun:
             adopt()
-            wanted = self._wanted(rid, published.ranks[self._rank], needed)
+            wanted = self._wanted(rid, published.ranks.get(self._shape.rank, {}), needed)
             refusal = self._no_room(rid, wanted)
             if refusal is not None:
                 return AdmitOutcome(ok=False, reason=self.or_wait(refusal))
@@ -258,33 +284,13 @@ class KVTransfer:
             )
             for label, stream in streams.items()
         }
-        return PublishedKV(self._world_size, self._geometry, {self._rank: ours})
-
-    def _mismatch(self, published: PublishedKV, needed: Sequence[str]) -> str | None:
-        """What can never fit: other ranks or labels, or pages of another shape."""
-        if self._transfer is None:
-            return "state is to be imported, but this cache was built without a transfer"
-        if published.world_size != self._world_size:
-            return (
-                f"the state was published by an engine of {published.world_size} ranks and this "
-                f"one has {self._world_size}; both must have as many"
-            )
-        theirs = msgspec.structs.asdict(published.geometry)
-        for name, ours in msgspec.structs.asdict(self._geometry).items():
-            if theirs[name] != ours:
-                return (
-                    f"the state was published with {name}={theirs[name]} and this engine has "
-                    f"{ours}; both must have the same model, dtype and page size"
-                )
-        for label in needed:
-            if label not in published.ranks.get(self._rank, {}):
-                return f"rank {self._rank} has published nothing of label {label!r}"
-        return None
+        return PublishedKV(self._shape.world_size, self._shape.geometry, {self._shape.rank: ours})
 
     def _take_back(self, rid: str, published: PublishedKV, needed: Sequence[str]) -> str | None:
         """Make what this cache holds itself the request's again; why that cannot be, or None."""
-        assert self._transfer is not None
-        ours, theirs = self._parts.table.streams[rid], published.ranks[self._rank]
+        if self._transfer is None:
+            return "state is to be imported, but this cache was built without a transfer"
+        ours, theirs = self._parts.table.streams[rid], published.ranks.get(self._shape.rank, {})
         for handle in published.handles():
             try:
                 state = self._transfer.take_back(handle)
