@@ -11,6 +11,7 @@ from phalanx import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm import CausalLMArgs
+from phalanx.models.causal_lm.sequence_maker import child_id
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.generate import GenerateRequest, Handoff, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
@@ -125,6 +126,50 @@ def test_a_cancelled_prefill_hands_nothing_over(two: Two):
     two.prefill.service.cancel("p")
     two.prefill.finish()
     assert two.prefill.output("p").handoff is None
+
+
+def first_of_two_held(model) -> Drive:
+    """A service in which one of two completions is held and the other one is being computed."""
+    drive = Drive(model, max_step_tokens=48)
+    sampling = msgspec.structs.replace(SAMPLED, n=2)
+    drive.start("p", request_of(sampling, hands_over=True))
+    while not holds_of(drive):
+        drive.tick()
+    assert "p" not in drive.ended
+    return drive
+
+
+def holds_of(drive: Drive):
+    return drive.service._cache._transfer._transfer.holds
+
+
+@pytest.mark.parametrize("how", ["cancel", "fail"])
+def test_what_is_held_of_a_request_that_does_not_end_whole_is_dropped(tiny, how: str):
+    drive = first_of_two_held(tiny)
+    if how == "cancel":
+        drive.service.cancel("p")
+    else:
+        drive.service._loop.fail(child_id("p", 1, 2), RuntimeError("broken"))
+    drive.finish()
+    assert len(holds_of(drive)) == 0
+    if how == "cancel":
+        assert drive.output("p").handoff is None
+    else:
+        assert str(drive.error("p")) == "broken"
+    drive.service.close()
+
+
+def test_what_is_held_after_another_completion_failed_is_dropped(tiny):
+    """Both in one tick, the failure first."""
+    drive = Drive(tiny)
+    drive.start("p", request_of(msgspec.structs.replace(SAMPLED, n=2), hands_over=True))
+    while not holds_of(drive):
+        drive.service._loop.fail(child_id("p", 0, 2), RuntimeError("broken"))
+        drive.service._loop._advance()
+    drive.finish()
+    assert str(drive.error("p")) == "broken"
+    assert len(holds_of(drive)) == 0
+    drive.service.close()
 
 
 def test_a_decode_that_is_cancelled_before_it_runs_lets_go(two: Two):

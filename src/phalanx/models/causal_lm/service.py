@@ -33,6 +33,8 @@ from phalanx.step.resources.positions import Positions
 
 _CANCELLED = "the request was cancelled before its computed prompt had come"
 
+_NOT_WHOLE = "another completion of the request could not be handed over"
+
 
 @dataclass
 class _Group:
@@ -122,6 +124,8 @@ class CausalLMService:
         events, self._early = self._early, []
         for event in self._loop.tick():
             if event.rid in self._dropped:
+                if isinstance(event, Final):
+                    self._handing.drop(event.payload.handoff, _NOT_WHOLE)
                 continue
             self._note(event)
             rid = self._parents.get(event.rid)
@@ -256,13 +260,17 @@ class CausalLMService:
                     return []
                 del self._groups[rid]
                 outputs = [group.outputs[child] for child in group.children]
-                return [Final(rid, _combined(outputs), cancelled=group.cancelled)]
+                combined = _combined(outputs)
+                if combined.handoff is None:
+                    self._drop_held(group)
+                return [Final(rid, combined, cancelled=group.cancelled)]
             case Failed(child, error):
                 return self._fail_group(rid, group, child, error)
 
     def _fail_group(self, rid: str, group: _Group, child: str, error: Exception) -> list[Event]:
         """One completion's failure ends the request; its other completions are dropped."""
         del self._groups[rid]
+        self._drop_held(group)
         for other in group.children:
             self._parents.pop(other, None)
             if other != child:
@@ -270,6 +278,11 @@ class CausalLMService:
                 self._dropped.add(other)
                 self._let_go(other, str(error))
         return [Failed(rid, error)]
+
+    def _drop_held(self, group: _Group) -> None:
+        """Nobody will read what was held of the completions that have ended."""
+        for output in group.outputs.values():
+            self._handing.drop(output.handoff, _NOT_WHOLE)
 
 
 def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
