@@ -41,26 +41,35 @@ class _Withholding:
         return self.capacity.get_max_batch_size(node, walk)
 
 
+def outlook(row: tuple[LoopRequest, int]) -> Work | Outlook:
+    """What the request of a row says it will want after a step of so many tokens."""
+    request, span = row
+    state = request.state
+    return state.work_after(span) if isinstance(state, Foreseeing) else Outlook.UNKNOWN
+
+
 def foresee(
-    flying: Sequence[tuple[LoopRequest, int]], running: Sequence[LoopRequest], turn: int
+    flying: Sequence[tuple[LoopRequest, Work | Outlook]],
+    running: Sequence[LoopRequest],
+    turn: int,
 ) -> Foreseen | None:
-    """How `running` will stand after a step with the rows `flying`; None if one cannot say.
+    """How `running` will stand after the step of `flying`, with their outlooks; None if one cannot
+    say.
 
     `turn` is the last that was given; the rows will get the next ones, in the order of their own.
     """
     works: dict[str, Work] = {}
     ending: dict[str, int] = {}
     shadows: dict[str, LoopRequest] = {}
-    for request, span in sorted(flying, key=lambda row: row[0].turn):
+    for request, wanted in sorted(flying, key=lambda row: row[0].turn):
         turn += 1
-        outlook = _outlook(request, span)
-        if outlook is Outlook.UNKNOWN:
+        if wanted is Outlook.UNKNOWN:
             return None
-        if outlook is Outlook.ENDS:
+        if wanted is Outlook.ENDS:
             ending[request.rid] = request.work.total
             continue
-        shadows[request.rid] = request.later(outlook, turn)
-        works[request.rid] = outlook
+        shadows[request.rid] = request.later(wanted, turn)
+        works[request.rid] = wanted
     after = [shadows.get(one.rid, one) for one in running if one.rid not in ending]
     return Foreseen(tuple(after), works, ending)
 
@@ -78,8 +87,3 @@ def plan_ahead(
         Budget(budget.max_step_tokens, room),
         _Withholding(capacity, foreseen.ending),
     )
-
-
-def _outlook(request: LoopRequest, span: int) -> Work | Outlook:
-    state = request.state
-    return state.work_after(span) if isinstance(state, Foreseeing) else Outlook.UNKNOWN

@@ -24,5 +24,5 @@ class Foreseeing(ABC):
     def work_after(self, span: int) -> Work | Outlook:
         """What `next_work` will most likely answer when a step of `span` tokens is accounted for.
 
-        Changes nothing. Where it proves wrong, a step of this request was computed for nothing.
+        Changes nothing; what it raises ends the request. Where it proves wrong, a step of this request was computed for nothing.
         """

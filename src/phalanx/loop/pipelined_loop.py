@@ -13,11 +13,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
-from phalanx.loop.lookahead import foresee, plan_ahead
+from phalanx.loop.lookahead import foresee, outlook, plan_ahead
+from phalanx.loop.outlook import Outlook
 from phalanx.loop.request import LoopRequest, RequestState, Status, Work
 from phalanx.loop.scheduler import Budget, StepPlan
 from phalanx.loop.step_loop import Rows, StepLoop, able
 from phalanx.loop.step_threads import StepThreads
+from phalanx.step.attempt import attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.engine import StepEngine
 from phalanx.step.outcomes import AllocationFailed
@@ -185,7 +187,8 @@ class PipelinedLoop(StepLoop):
         Who is new is let in for it, if that takes nothing but room that is free.
         """
         roster = self._roster
-        foreseen = foresee(flying, roster.running, roster.num_turns)
+        outlooks = self._outlooks(flying)
+        foreseen = foresee(outlooks, roster.running, roster.num_turns) if outlooks else None
         if foreseen is None:
             return None
         plan = plan_ahead(foreseen, roster.waiting, self._budget, self._engine)
@@ -194,12 +197,23 @@ class PipelinedLoop(StepLoop):
             return None
         self._admission.admit(admitted)
         if self._adopt_beside(flight) or admitted:
-            foreseen = foresee(flying, roster.running, roster.num_turns)
+            foreseen = foresee(outlooks, roster.running, roster.num_turns)
             assert foreseen is not None
             plan = plan_ahead(foreseen, (), self._budget, self._engine)
         if plan is None or not self._engine.speculates(plan.node):
             return None
         return plan, foreseen.works
+
+    def _outlooks(self, flying: Rows) -> list[tuple[LoopRequest, Work | Outlook]]:
+        """What the rows of a step foresee; none at all where one has ended by what it raised."""
+        outlooks: list[tuple[LoopRequest, Work | Outlook]] = []
+        asked = attempt_each(outlook, flying)
+        for (request, _), wanted, error in asked:
+            if error is not None:
+                self._roster.fail(request, error)
+            elif wanted is not None:
+                outlooks.append((request, wanted))
+        return outlooks if len(outlooks) == len(asked) else []
 
     def _adopt_beside(self, flight: _Flight) -> bool:
         """As `_adopt`, for requests that are not in flight."""

@@ -37,6 +37,7 @@ class Stage(enum.Enum):
     NEXT_WORK = "next_work"
     CONFIGS = "resource_configs"
     ADVANCE = "advance"
+    WORK_AFTER = "work_after"
     PUSH_BACK = "push_back"
     TAKE_DELTA = "take_delta"
     OUTPUT = "output"
@@ -190,6 +191,7 @@ class TokenRequest(Foreseeing):
             self.numbers.append({name: outputs[name] for name in outputs if name != "token"})
 
     def work_after(self, span: int) -> Work | Outlook:
+        self.strike(Stage.WORK_AFTER)
         total, computed = self.num_tokens, self.computed + span
         if computed < total:
             return Work(*self._place, total - computed, total, self._divisible)
