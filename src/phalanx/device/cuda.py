@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.device.base import DeviceEvent, DeviceStream
-from phalanx.device.cuda_graph import CudaGraph
+from phalanx.device.cuda_graph import CudaGraph, CudaRecorder, GraphMemory
 from phalanx.device.graph import CaptureScope, DeviceGraph, RerunGraph
 from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
@@ -60,7 +60,7 @@ class CudaBackend:
         self._times = times
         self._capture = capture
         self._scope = CaptureScope()
-        self._pool = torch.cuda.graph_pool_handle() if capture == "graph" else None
+        self._graphs = GraphMemory(CudaRecorder(self._device))
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +114,7 @@ class CudaBackend:
             )
         if self._capture == "rerun":
             return RerunGraph(self._scope)
-        return CudaGraph(self._scope, self._pool)
+        return CudaGraph(self._scope, self._graphs)
 
     def range(self, name: str) -> AbstractContextManager[None]:
         return _nvtx_range(name, self._times)
