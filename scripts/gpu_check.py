@@ -21,7 +21,8 @@ from phalanx.engine_config import DeviceConfig, RuntimeConfig
 from phalanx.models.causal_lm import CausalLMArgs
 
 ROWS = (1, 8, 32)
-PROMPT_TOKENS = 48
+PROMPT_TOKENS = (48, 1500)
+"""Short ones, and ones that attention looks at more than the smallest captured context for."""
 NO_DEVICE = 3
 """Exit status where there is no such device."""
 
@@ -43,18 +44,30 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one way gave: tokens by row, and microseconds a decode step, by number of rows."""
+class Case:
+    """How many requests of which length compute together."""
 
-    tokens: dict[int, list[tuple[int, ...]]]
-    step_us: dict[int, float]
+    prompt_tokens: int
+    rows: int
+
+
+CASES = tuple(Case(prompt_tokens, rows) for prompt_tokens in PROMPT_TOKENS for rows in ROWS)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one way gave: tokens by row, and microseconds a decode step, by case."""
+
+    tokens: dict[Case, list[tuple[int, ...]]]
+    step_us: dict[Case, float]
 
 
 def measured(way: Way, device: str, dtype: str, model: str, new_tokens: int) -> Figures:
-    """Run every number of rows twice, and time the second."""
+    """Run every case twice, and time the second."""
     plugin_args = CausalLMArgs(
         checkpoint_dir=model,
-        context_length=512,
+        context_length=2 * max(PROMPT_TOKENS),
+        pool_tokens=2 * max(ROWS) * max(PROMPT_TOKENS),
         max_batch_size=max(ROWS),
         prefix_cache=False,
         speculate=way.speculate,
@@ -62,27 +75,27 @@ def measured(way: Way, device: str, dtype: str, model: str, new_tokens: int) -> 
     config = EngineConfig(
         DeviceConfig(device, dtype), RuntimeConfig(use_cuda_graph=way.use_cuda_graph)
     )
-    tokens: dict[int, list[tuple[int, ...]]] = {}
-    step_us: dict[int, float] = {}
+    tokens: dict[Case, list[tuple[int, ...]]] = {}
+    step_us: dict[Case, float] = {}
     with Engine(EngineArgs("causal_lm", plugin_args, config)) as engine:
-        for rows in ROWS:
-            run(engine, rows, new_tokens)
-            prefill_s, _ = run(engine, rows, 1)
-            whole_s, tokens[rows] = run(engine, rows, new_tokens)
-            step_us[rows] = (whole_s - prefill_s) / (new_tokens - 1) * 1e6
+        for case in CASES:
+            run(engine, case, new_tokens)
+            prefill_s, _ = run(engine, case, 1)
+            whole_s, tokens[case] = run(engine, case, new_tokens)
+            step_us[case] = (whole_s - prefill_s) / (new_tokens - 1) * 1e6
     return Figures(tokens, step_us)
 
 
-def run(engine: Engine, rows: int, new_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+def run(engine: Engine, case: Case, new_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
     """Seconds until all rows have their tokens, and those."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=new_tokens, ignore_eos=True)
     requests = [
         GenerateRequest(
-            input_ids=tuple(range(100 + row, 100 + row + PROMPT_TOKENS)),
+            input_ids=tuple(range(100 + row, 100 + row + case.prompt_tokens)),
             sampling=sampling,
             detokenize=False,
         )
-        for row in range(rows)
+        for row in range(case.rows)
     ]
     began_s = time.perf_counter()
     outputs = [future.result() for future in [engine.submit(request) for request in requests]]
@@ -109,15 +122,15 @@ def main() -> int:
     table = Table(title=f"decode steps of {chosen.model}, {chosen.device}, {chosen.dtype}")
     table.add_column("")
     table.add_column("tokens as eager")
-    for rows in ROWS:
-        table.add_column(f"{rows} rows [us]", justify="right")
+    for case in CASES:
+        table.add_column(f"{case.rows} x {case.prompt_tokens} tokens [us]", justify="right")
     all_equal = True
     for way, found in figures.items():
         equal = found.tokens == reference.tokens
         all_equal = all_equal and equal
         times = [
-            f"{found.step_us[rows]:.0f} ({reference.step_us[rows] / found.step_us[rows]:.2f})"
-            for rows in ROWS
+            f"{found.step_us[case]:.0f} ({reference.step_us[case] / found.step_us[case]:.2f})"
+            for case in CASES
         ]
         table.add_row(way.name, "yes" if equal else "NO", *times)
     console.print(table)

@@ -13,4 +13,4 @@ fi
 "$python" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)'
 timeout 240 "$python" -m pytest -q -p no:cacheprovider -m "not long" \
     tests/device tests/step tests/parallel/test_nccl.py tests/engine/workers/test_channel_processes.py
-timeout 200 "$python" scripts/gpu_check.py "$@"
+timeout 400 "$python" scripts/gpu_check.py "$@"

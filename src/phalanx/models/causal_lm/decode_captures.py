@@ -20,7 +20,10 @@ from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.submodule import StepRow
 
 _SHORT_CONTEXT = 1024
-"""Tokens that attention looks at where no request can have more; others look at all there may be."""
+"""The fewest tokens that captured attention looks at; then twice as many, up to all there may be."""
+_MAX_POOLS_GATHERED = 2
+"""How often the cache's tokens fit what a captured step gathers; far more than there can be tokens
+is slower than an eager step, and takes the memory too."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,24 @@ class DecodeKey:
 class DecodeCaptures:
     """See the module."""
 
-    def __init__(self, max_rows: int, context_length: int, device: torch.device) -> None:
-        sizes = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
-        self._shapes = Shapes(rows=(*sizes, max_rows))
-        self._contexts = sorted({min(_SHORT_CONTEXT, context_length), context_length})
+    def __init__(
+        self, max_rows: int, context_length: int, pool_tokens: int, device: torch.device
+    ) -> None:
+        """`context_length` is at most `pool_tokens`, which the cache holds over all requests."""
+        sizes = [*_doubled(1, max_rows), max_rows]
+        contexts = [*_doubled(_SHORT_CONTEXT, context_length), context_length]
+        most = _MAX_POOLS_GATHERED * pool_tokens
+        self._shapes = {
+            context: Shapes(rows=tuple(rows for rows in sizes if rows * context <= most))
+            for context in contexts
+        }
         self._device = device
 
     def configs(self) -> tuple[CaptureConfig, ...]:
         """Every kind of step; a step that is larger or of another kind is computed eagerly."""
         return tuple(
-            CaptureConfig(
-                WALK, self._shapes, key=DecodeKey(greedy, longest), caps_eager_batch_size=False
-            )
-            for longest in self._contexts
+            CaptureConfig(WALK, shapes, key=DecodeKey(greedy, longest), caps_eager_batch_size=False)
+            for longest, shapes in self._shapes.items()
             for greedy in (True, False)
         )
 
@@ -59,13 +67,18 @@ class DecodeCaptures:
                 return None
             greedy = greedy and _plainly_greedy(sequence.sampling)
             longest = max(longest, len(sequence.prompt_ids) + sequence.sampling.max_new_tokens)
-        context = next((one for one in self._contexts if one >= longest), None)
+        context = next((one for one in self._shapes if one >= longest), None)
         return None if context is None else DecodeKey(greedy, context)
 
     def static_inputs(self, tokens: int) -> dict[str, Tensor]:
         """Padding computes token 0 at position 0."""
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._device)
         return {"token_ids": zeros, "positions": zeros.clone()}
+
+
+def _doubled(first: int, limit: int) -> list[int]:
+    """`first` and its doubles, below `limit`."""
+    return [first << power for power in range(limit.bit_length()) if first << power < limit]
 
 
 def _plainly_greedy(sampling: SamplingParams) -> bool:

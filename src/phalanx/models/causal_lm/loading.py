@@ -110,7 +110,9 @@ def build_service(
     if node is None:
         captures = None
         if model.backend.captures and model.ranks.size == 1:
-            captures = DecodeCaptures(args.max_batch_size, context_length, model.backend.device)
+            captures = DecodeCaptures(
+                args.max_batch_size, context_length, args.pool_tokens, model.backend.device
+            )
         node = DecoderNode(model.decoder, model.backend, args.max_batch_size, captures)
     engine.load_model({NODE: node}, _specs(args, model, num_pages, context_length))
     engine.warm_up()
