@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.errors import ConfigurationError, RequestFailedError
+from phalanx.loop.pipelined_loop import PipelinedLoop
+from phalanx.loop.step_loop import StepLoop
 from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFailed
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine
@@ -147,3 +149,58 @@ def test_a_resource_that_cannot_open_a_request_ends_it(batched):
     assert "bad" not in bench.ledger.scheduled
     for rid in "ac":
         assert bench.output(rid) == expected(bench, rid)
+
+
+class Forgetful(CacheReader):
+    def cleanup_request(self, request_id):
+        super().cleanup_request(request_id)
+        if request_id == "bad":
+            raise InjectedError("cleanup")
+
+
+@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+def test_a_node_that_fails_to_clean_up_keeps_nobody_from_ending(kind, caplog):
+    node = Forgetful()
+    bench = bench_of(node=node, kind=kind)
+    bench.start("a", 3, 4)
+    bench.start("bad", 3, 2)
+    bench.finish()
+    for rid in ("a", "bad"):
+        assert bench.output(rid) == expected(bench, rid)
+    assert node.forgotten == ["bad", "a"]
+    assert "node 'toy' did not forget request 'bad'" in caplog.text
+    bench.loop.close()
+
+
+def test_a_resource_that_fails_to_free_a_request_keeps_the_others_from_nothing(caplog):
+    def react(verb, rids):
+        if verb == "remove" and rids == ("bad",):
+            raise InjectedError(verb)
+
+    bench = bench_of(probe=ProbeSpec("probe", frozenset({NODE}), react=react))
+    bench.start("bad", 3, 2)
+    while bench.loop.busy:
+        bench.tick()
+    assert bench.output("bad") == expected(bench, "bad")
+    assert bench.cache.at_rest()
+    assert "resource 'probe' did not forget request 'bad'" in caplog.text
+
+
+class Limitless(CacheReader):
+    def max_batch_size(self, walk):
+        if walk == "w":
+            raise InjectedError("max_batch_size")
+        return None
+
+
+@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+def test_a_node_that_cannot_say_how_many_rows_it_takes_fails_them(kind):
+    bench = bench_of(node=Limitless(), kind=kind)
+    bench.start("a", 3, 3)
+    for rid in ("bad", "worse"):
+        bench.start(rid, 3, 3, place=(NODE, "w"))
+    bench.finish()
+    for rid in ("bad", "worse"):
+        assert str(bench.error(rid)) == "max_batch_size"
+    assert bench.output("a") == expected(bench, "a")
+    bench.loop.close()

@@ -50,6 +50,8 @@ class Roster:
         self.num_push_backs = 0
         self.num_parked = 0
         self.num_turns = 0
+        self.num_left = 0
+        """How often room may have come free: requests that ended, gave way or were pushed back."""
 
     def start(
         self,
@@ -107,6 +109,7 @@ class Roster:
         self.running.remove(request)
         insort(self.waiting, request, key=_rank)
         self.num_parked += 1
+        self.num_left += 1
 
     def push_back(self, request: LoopRequest) -> None:
         """Drop an opened request's state; it waits and is computed again."""
@@ -142,8 +145,8 @@ class Roster:
 
     def end(self, request: LoopRequest, event: Final | Failed) -> None:
         """Report a request's end and free everything it holds."""
-        self.retire(request)
         self.events.append(event)
+        self.retire(request)
 
     def retire(self, request: LoopRequest) -> None:
         """The one way out for every request, however it ends."""
@@ -173,6 +176,7 @@ class Roster:
             request.opened = False
             self.num_parked -= 1
         self._forget(request.rid)
+        self.num_left += 1
 
     def renew(self, request: LoopRequest) -> None:
         """Ask what it wants next; it ends with nothing."""

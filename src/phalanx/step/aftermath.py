@@ -1,10 +1,11 @@
 """What follows a step that has run: outputs are copied, rows are adjusted, shown their values, and
-published.
+published; and what follows the end of a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from phalanx.step.attempt import attempt, attempt_each
@@ -12,6 +13,8 @@ from phalanx.step.batch import ExecutingBatch
 from phalanx.step.outputs import HostRow, NodeOutputs
 from phalanx.step.resources.base import Resource
 from phalanx.step.submodule import NodeSubmodule, StepRow
+
+logger = logging.getLogger(__name__)
 
 
 def collect(batch: ExecutingBatch, computed: Iterable[NodeOutputs]) -> list[NodeOutputs]:
@@ -68,6 +71,19 @@ def publish(resources: Mapping[str, Resource], batch: ExecutingBatch) -> None:
     for row, _, error in attempt_each(partial(_publish, resources), batch.rows):
         if error is not None:
             batch.register_failure(row.request_id, error)
+
+
+def forget(
+    resources: Mapping[str, Resource], submodules: Mapping[str, NodeSubmodule], rid: str
+) -> None:
+    """Free a request everywhere. What one place raises is logged; the others are not kept from it."""
+    removals: list[tuple[str, Callable[[str], None]]] = [
+        (f"resource {key!r}", resource.remove_request) for key, resource in resources.items()
+    ]
+    removals += [(f"node {name!r}", node.cleanup_request) for name, node in submodules.items()]
+    for (place, _), _, error in attempt_each(lambda one: one[1](rid), removals):
+        if error is not None:
+            logger.error("%s did not forget request %r", place, rid, exc_info=error)
 
 
 def _publish(resources: Mapping[str, Resource], row: StepRow) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.aftermath import adjust, collect, publish, show
+from phalanx.step.aftermath import adjust, collect, forget, publish, show
+from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
 from phalanx.step.graphs.capturing import Agree, CaptureReport, Capturing, agree_alone
@@ -111,8 +113,12 @@ class StepEngine:
         return self._resources[key]
 
     def get_max_batch_size(self, node: str, walk: str) -> int | None:
-        """The most rows that one step of this node takes; None for no limit."""
-        return self._nodes[node].graphs.max_batch_size(walk)
+        """The most rows that one step of this node takes; None for no limit.
+
+        1 where the node fails to say: `prepare_inputs` then fails that row.
+        """
+        made = attempt(partial(self._nodes[node].graphs.max_batch_size, walk))
+        return made.value if made.error is None else 1
 
     def warm_up(self, agree: Agree = agree_alone) -> dict[str, CaptureReport]:
         """Capture what nodes want captured, and compile what they want compiled.
@@ -151,12 +157,12 @@ class StepEngine:
             resource.ingest_request(rid, configs.get(key))
 
     def remove_request(self, rid: str) -> None:
-        """Free a request everywhere; unknown ids are ignored."""
+        """Free a request everywhere; unknown ids are ignored.
+
+        What one place raises is logged, and leaves nothing of the request in the others.
+        """
         self._requests.pop(rid, None)
-        for resource in self._resources.values():
-            resource.remove_request(rid)
-        for node in self._nodes.values():
-            node.submodule.cleanup_request(rid)
+        forget(self._resources, {name: node.submodule for name, node in self._nodes.items()}, rid)
 
     def row(self, rid: str, span: int, ahead: int = 0) -> StepRow:
         """A live request as a row of a step; `ahead` if it is prepared ahead by so many tokens."""

@@ -68,10 +68,17 @@ def _choose_path(submodule: NodeSubmodule, batch: ExecutingBatch) -> None:
     if not rows:
         return
     assert inputs is not None
-    made = attempt(partial(submodule.can_batch, batch.walk, rows, inputs))
+    made = attempt(partial(_batches, submodule, batch.walk, rows, inputs))
     if made.error is None:
         batch.running_batched = bool(made.value)
         return
     for row in rows:
         batch.register_failure(row.request_id, made.error)
     batch.register_inputs((), ())
+
+
+def _batches(
+    submodule: NodeSubmodule, walk: str, rows: Sequence[StepRow], inputs: Sequence[Any]
+) -> bool:
+    limit = submodule.max_batch_size(walk)
+    return (limit is None or len(rows) <= limit) and submodule.can_batch(walk, rows, inputs)
