@@ -24,7 +24,8 @@ class DeviceGraph(Protocol):
     """
 
     def capture(self, compute: Computation) -> Mapping[str, Tensor]:
-        """Compute once, recording; the outputs, which every replay overwrites.
+        """Compute once, recording; the outputs, which every replay overwrites, and which the replay
+        of another graph may: a device's graphs share memory.
 
         Raises `ConfigurationError` where the computation waits for a device value or is itself
         inside a capture.

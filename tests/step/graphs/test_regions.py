@@ -83,7 +83,7 @@ class Nested(Doubler):
             return NodeOutputs({"y": Column(rids, (x + 10.0)[: len(rids)] * 2)})
         for _ in range(self.runs):
             made = regions["middle"].run({"x": x, "rows": torch.ones(len(rids))})
-        assert made.view("added").shape == x.shape
+        assert made["added"].shape == x.shape
         assert made["rows"].tolist() == [2.0] * len(rids)
         if self.fail:
             raise RuntimeError("behind the region")
@@ -183,6 +183,21 @@ def test_a_region_runs_as_often_as_its_forward_likes_and_commits_once():
     assert calls(log).count("commit inner") == 1
     assert calls(log).count("plan inner") == 1
     assert bench.seen()["a"] == [22.0]
+
+
+def test_what_a_region_computed_is_overwritten_by_no_other_run():
+    class Twice(Nested):
+        def forward(self, prepared):
+            regions, (rids, x) = prepared
+            runs = [
+                regions["middle"].run({"x": x + more, "rows": torch.ones(len(rids))})
+                for more in (0.0, 100.0)
+            ]
+            return NodeOutputs({"y": Column(rids, runs[0]["added"])})
+
+    bench = bench_of(Twice())
+    bench.step("a", "b")
+    assert bench.seen() == {"a": [11.0], "b": [12.0], "c": []}
 
 
 def test_a_region_that_does_not_run_is_given_back():

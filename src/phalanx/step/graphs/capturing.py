@@ -44,12 +44,19 @@ class CaptureTask:
 
 @dataclass(frozen=True)
 class Captured:
-    """One shape on one slot; replays overwrite `outputs`."""
+    """One shape on one slot."""
 
     graph: DeviceGraph
     inputs: Mapping[str, Tensor]
     padding: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
+
+    def replay(self) -> dict[str, Tensor]:
+        """Compute again; copies of the outputs, since captures share memory: the replay of another
+        one may overwrite what this one has computed.
+        """
+        self.graph.replay()
+        return {name: values.clone() for name, values in self.outputs.items()}
 
 
 @dataclass(frozen=True)

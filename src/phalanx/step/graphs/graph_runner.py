@@ -114,7 +114,7 @@ class GraphRunner:
     def replay(
         self, lease: SlotLease, prepared: object, launch_started: threading.Event
     ) -> NodeOutputs:
-        """Stage a step's inputs and replay; the outputs are overwritten by the slot's next one.
+        """Stage a step's inputs and replay; the outputs are the step's own.
 
         The plans must be in the slot's buffers, as far as the current stream is concerned.
         """
@@ -127,11 +127,9 @@ class GraphRunner:
         captured = self._captured[lease.bucket][lease.slot]
         stage(owner, captured.inputs, prepared, captured.padding)
         launch_started.set()
-        captured.graph.replay()
+        outputs = captured.replay()
         self._slots.replayed(lease.slot)
-        return NodeOutputs(
-            {name: Column.by_row(values) for name, values in captured.outputs.items()}
-        )
+        return NodeOutputs({name: Column.by_row(values) for name, values in outputs.items()})
 
     def drop(self) -> None:
         """Forget all captures, as when memory that they address is given back."""

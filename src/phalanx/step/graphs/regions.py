@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -23,20 +22,6 @@ logger = logging.getLogger(__name__)
 
 Layout = Sequence[tuple[str, int]]
 """A step's rows as (request, span)."""
-
-
-@dataclass(frozen=True)
-class RegionOutput:
-    """What a region computed, without padding. `view` is overwritten by the region's next run."""
-
-    views: Mapping[str, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A copy that nothing overwrites."""
-        return self.views[name].clone()
-
-    def view(self, name: str) -> Tensor:
-        return self.views[name]
 
 
 class Region:
@@ -91,12 +76,12 @@ class Region:
         return SlotLease(min(fitting, key=lambda one: (one.tokens, one.rows)), self._slots.take())
 
     def replay(self, lease: SlotLease, inputs: Tensors) -> Tensors:
-        """Stage, with zeros behind the inputs, and replay."""
+        """Stage, with zeros behind the inputs, and replay; the outputs are the caller's own."""
         captured = self._captured[lease.bucket][lease.slot]
         stage(self.owner, captured.inputs, inputs, captured.padding)
-        captured.graph.replay()
+        outputs = captured.replay()
         self._slots.replayed(lease.slot)
-        return captured.outputs
+        return outputs
 
     def await_free(self, lease: SlotLease) -> None:
         self._slots.await_free(lease.slot)
@@ -154,8 +139,11 @@ class RegionRun:
         else:
             self._runner.unadmit(self._step, self._context)
 
-    def run(self, inputs: Tensors) -> RegionOutput:
-        """Replay the region on `inputs`, of this step's rows and tokens."""
+    def run(self, inputs: Tensors) -> Tensors:
+        """Replay the region on `inputs`, of this step's rows and tokens.
+
+        What it returns has no padding, and no other run overwrites it.
+        """
         if self._step is not None:
             if not self._begun:
                 self._region.await_free(self.lease)
@@ -163,7 +151,7 @@ class RegionRun:
             self._runner.begin(self._step, self._context)
         self._begun = True
         outputs = self._region.replay(self.lease, inputs)
-        return RegionOutput({name: self._real(name, one) for name, one in outputs.items()})
+        return {name: self._real(name, one) for name, one in outputs.items()}
 
     def _real(self, name: str, values: Tensor) -> Tensor:
         bucket, num_tokens = self.lease.bucket, sum(span for _, span in self._layout)
