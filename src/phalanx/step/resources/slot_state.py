@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.declaration import DEFAULT_LABEL, ResourceStep, StepContext
+from phalanx.step.declaration import DEFAULT_LABEL, StepContext
 from phalanx.step.resources.base import BuildInfo, ResourceConfig, ResourceSpec
 from phalanx.step.resources.slot_storage import Contents, SlotStorage, StateBlock
+from phalanx.step.resources.slot_table import SlotStream
 from phalanx.step.resources.slotted_state import SlottedState, StateStep
 
 __all__ = ["SlotState", "SlotStateConfig", "SlotStateSpec", "StateBlock", "StateStep"]
@@ -88,14 +89,10 @@ class SlotState(SlottedState):
         super().remove_request(rid)
         self._initial.pop(rid, None)
 
-    def begin(self, step: ResourceStep, ctx: StepContext) -> None:
-        with self._lock:
-            for rid in ctx.request_ids:
-                stream = self._table.of(rid).get(DEFAULT_LABEL)
-                if stream is not None and not stream.has_state:
-                    self._start(stream.slot, self._initial.get(rid, {}))
-            super().begin(step, ctx)
-
-    def _start(self, slot: int, initial: Contents) -> None:
-        for name, values in initial.items():
-            self.tensor(name)[slot].copy_(values)
+    def _start(self, fresh: Sequence[SlotStream], ctx: StepContext) -> None:
+        super()._start(fresh, ctx)
+        for rid in ctx.request_ids:
+            stream = self._table.of(rid).get(DEFAULT_LABEL)
+            if stream is not None and stream in fresh:
+                for name, values in self._initial.get(rid, {}).items():
+                    self.tensor(name)[stream.slot].copy_(values)

@@ -19,7 +19,7 @@ StreamKey = tuple[str, str]
 class SlotStream:
     """The state of one (request, label): in a slot, or (`away`) copied to the host.
 
-    `has_state` is False until a first step has been committed: the slot then holds zeros.
+    `has_state` is False until a first step has been committed: the slot is cleared before it.
     """
 
     slot: int = SINK_SLOT
@@ -99,13 +99,11 @@ class SlotTable:
                 del self.streams[rid][label]
                 self.vacate(found)
 
-    def vacate(self, stream: SlotStream) -> list[int]:
-        """Free a stream's slot; returns it, if there was one."""
-        if stream.slot == SINK_SLOT:
-            return []
-        slot, stream.slot = stream.slot, SINK_SLOT
-        self._free.append(slot)
-        return [slot]
+    def vacate(self, stream: SlotStream) -> None:
+        """Free a stream's slot, if it has one."""
+        if stream.slot != SINK_SLOT:
+            self._free.append(stream.slot)
+            stream.slot = SINK_SLOT
 
     def occupy(self, stream: SlotStream) -> int:
         """A slot for a stream without one; the caller has checked that one is free."""

@@ -1,6 +1,7 @@
 """State of fixed size a (request, label), in slots: what recurrent and per-slot state have in common.
 
-A forward writes its slots in place. So that a step which fails can be undone and its rows computed
+A slot is cleared when the first step of its holder begins: in order with the forwards, whose device
+stream whoever frees a slot may not be on. A forward writes its slots in place. So that a step which fails can be undone and its rows computed
 one by one, `begin` keeps what they held, and `unadmit` puts it back. Methods hold one lock, since
 removal, moves and steps may come from several threads.
 """
@@ -8,7 +9,7 @@ removal, moves and steps may come from several threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.device.base import DeviceBackend
@@ -106,7 +107,8 @@ class SlottedState(Resource, Growing, Evictable):
         with self._lock:
             streams = self._table.streams.pop(rid, {}).values()
             self._num_host_free += sum(stream.away is not None for stream in streams)
-            self._vacate(streams)
+            for stream in streams:
+                self._table.vacate(stream)
 
     def fits(self, totals: Mapping[str, int]) -> bool:
         with self._lock:
@@ -157,6 +159,7 @@ class SlottedState(Resource, Growing, Evictable):
         with self._lock:
             taken = ctx.reservations[self.key]
             taken.begun = True
+            self._start([stream for stream in taken.touched if not stream.has_state], ctx)
             holding = [stream for stream in taken.touched if stream.has_state]
             if holding:
                 taken.saved = holding, self._storage.read([stream.slot for stream in holding])
@@ -200,8 +203,8 @@ class SlottedState(Resource, Growing, Evictable):
             for stream in moved:
                 kept = self._storage.read([stream.slot])
                 stream.away = {name: block.cpu() for name, block in kept.items()}
+                self._table.vacate(stream)
             self._num_host_free -= len(moved)
-            self._vacate(moved)
             return len(moved)
 
     def reload(self, rid: str) -> bool:
@@ -273,15 +276,13 @@ class SlottedState(Resource, Growing, Evictable):
         return source, target
 
     def _put_back(self, taken: SlotReservation) -> None:
-        """Undo what a begun step may have written. A stream that was removed meanwhile has the
-        sink for its slot.
-        """
-        fresh = [stream.slot for stream in taken.touched if not stream.has_state]
-        self._storage.zero([slot for slot in fresh if slot != SINK_SLOT])
+        """Undo what a begun step may have written; what is fresh is cleared when it begins again."""
         if taken.saved is not None:
             streams, contents = taken.saved
             self._storage.write([stream.slot for stream in streams], contents)
 
-    def _vacate(self, streams: Iterable[SlotStream]) -> None:
-        """Free these streams' slots; the next holder finds zeros."""
-        self._storage.zero([slot for stream in streams for slot in self._table.vacate(stream)])
+    def _start(self, fresh: Sequence[SlotStream], ctx: StepContext) -> None:
+        """Let streams without state begin. One that was removed meanwhile has the sink for its
+        slot.
+        """
+        self._storage.zero([stream.slot for stream in fresh if stream.slot != SINK_SLOT])
