@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from phalanx.device.base import DeviceBackend
-from phalanx.step.attempt import attempt
 from phalanx.step.outputs import NodeOutputs
 
 logger = logging.getLogger(__name__)
@@ -26,11 +24,30 @@ def compiled(call: Forward, backend: DeviceBackend, *, captured: bool) -> Forwar
     if backend.device.type == "cpu":
         return call
     if captured:
-        make = partial(torch.compile, call, mode="max-autotune-no-cudagraphs", dynamic=False)
+        made = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
     else:
-        make = partial(torch.compile, call, fullgraph=False)
-    made = attempt(make)
-    if made.value is None:
-        logger.warning("a forward is not compiled: %s", made.error)
-        return call
-    return made.value
+        made = torch.compile(call, fullgraph=False)
+    return CompiledForward(call, made, torch._dynamo.exc.TorchDynamoException)
+
+
+class CompiledForward:
+    """`made`, until it cannot be compiled; then and from then on `call` itself.
+
+    Compiling happens in calls, the first one and those of other shapes, and so do its errors. Errors
+    of the forward pass through.
+    """
+
+    def __init__(self, call: Forward, made: Forward, compile_error: type[Exception]) -> None:
+        self._call = call
+        self._made = made
+        self._compile_error = compile_error
+
+    def __call__(self, prepared: Any) -> NodeOutputs:  # noqa: ANN401
+        try:
+            return self._made(prepared)
+        except self._compile_error as error:
+            if self._made is self._call:
+                raise
+            logger.warning("a forward is not compiled: %s", error)
+            self._made = self._call
+            return self._call(prepared)
