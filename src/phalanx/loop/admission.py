@@ -61,7 +61,7 @@ class Admission:
                 return
 
     def recheck(self) -> None:
-        """Something outside has come: whoever was held for it tries again."""
+        """Something outside has come, or room: whoever was held for it tries again."""
         for request in list(self._roster.requests.values()):
             if not request.held:
                 continue

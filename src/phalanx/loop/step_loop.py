@@ -47,6 +47,8 @@ class StepLoop:
         self._admission = Admission(engine, self._roster, eviction)
         self._requests = self._roster.requests
         self._stalled = False
+        self._num_left = 0
+        """`num_left` of the roster when those who are held last tried again."""
         self.num_steps = 0
         self.last_batch_size = 0
         self._paused = False
@@ -183,7 +185,8 @@ class StepLoop:
     def _choose(self) -> StepPlan | None:
         """The next step, with everybody in who is to be in it."""
         roster, admission = self._roster, self._admission
-        if self._engine.waker.take() or self._stalled:
+        left, self._num_left = self._num_left, roster.num_left
+        if self._engine.waker.take() or self._stalled or left != roster.num_left:
             admission.recheck()
         plan = self._plan()
         while plan is None and admission.make_way():

@@ -278,6 +278,36 @@ def test_an_import_without_room_takes_nothing(network, prefill: Engine):
     assert small.cache.admit_retrieve("d", published).ready
 
 
+@pytest.mark.parametrize("tokens", [4, 20])
+def test_defect_8_6_14_a_step_waits_only_for_as_many_pages_as_come_back(
+    prefill: Engine, tokens: int
+):
+    """Of eight pages two are held and five are a request's that could be moved away."""
+    cache = prefill.cache
+    prefill.publish(tokens=6)
+    for rid, count in (("b", 20), ("a", 4)):
+        cache.ingest_request(rid, None)
+        run(cache, kv_step((rid, count)))
+    reason = cache.admit(kv_step(("a", tokens)), context("a")).reason
+    assert isinstance(reason, NotReady if tokens == 4 else AllocationFailed)
+
+
+def test_a_step_waits_for_pages_that_are_read_for_nobody_any_more(prefill: Engine, decode: Engine):
+    published = prefill.publish(tokens=24)
+    cache = decode.cache
+    cache.ingest_request("d", None)
+    cache.admit_retrieve("d", published)
+    [reading] = decode.transfer.pending
+    reading.future.set_running_or_notify_cancel()
+    cache.ingest_request("a", None)
+    step = kv_step(("a", 12))
+    assert isinstance(cache.admit(step, context("a")).reason, NotReady)
+    cache.remove_request("d")
+    assert isinstance(cache.admit(step, context("a")).reason, NotReady)
+    reading.future.set_result(None)
+    run(cache, step)
+
+
 def test_a_request_that_ends_while_it_is_read_leaves_its_pages_to_the_read(
     prefill: Engine, decode: Engine
 ):

@@ -167,6 +167,7 @@ class KVTransfer:
         self._changed = changed
         self._imports: dict[str, _Import] = {}
         self._num_held_pages = 0
+        """Pages that nobody here has and that come back by themselves."""
 
     def publish(self, rid: str) -> PublishedKV:
         """A request's committed tokens by label; readable once they are held."""
@@ -190,14 +191,17 @@ class KVTransfer:
         return self._published(streams, handle)
 
     def or_wait(self, refusal: RefusalReason) -> RefusalReason:
-        """`refusal`, unless waiting ends it: what is held for others comes back before long, and
-        requests whose state is on its way here will run and end.
+        """`refusal`, unless waiting alone ends it: what is held for others comes back before long,
+        and requests whose state is on its way here will run and end.
         """
-        arriving = any(known.readings for known in self._imports.values())
-        if not isinstance(refusal, AllocationFailed) or not (self._num_held_pages or arriving):
+        if not isinstance(refusal, AllocationFailed):
+            return refusal
+        readings = [one for known in self._imports.values() for one in known.readings.values()]
+        awaited = self._num_held_pages + sum(one.stream.num_pages for one in readings)
+        if refusal.pages_short > awaited:
             return refusal
         return NotReady(
-            f"{refusal.message}; {self._num_held_pages} are held for other engines",
+            f"{refusal.message}; {awaited} are held for other engines or on their way from them",
             refusal.request_id,
         )
 
@@ -257,6 +261,7 @@ class KVTransfer:
             return
         for reading in known.readings.values():
             pages = reading.stream.cut(0)
+            self._num_held_pages += len(pages)
             reading.future.cancel()
             reading.future.add_done_callback(partial(self._let_go, pages))
         unread = known.error is not None or known.begun
@@ -378,6 +383,7 @@ class KVTransfer:
     def _let_go(self, pages: Sequence[int], _: Future[None]) -> None:
         """A read into these pages has ended, whose request had ended before."""
         with self._parts.lock:
+            self._num_held_pages -= len(pages)
             self._parts.pool.give_back(pages)
         self._changed()
 
