@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 DEFAULT_BOOTSTRAP_PORT = 8998
 MAX_PORT = 65535
+MAX_ROOM = (1 << 63) - 1
+"""What routers draw from, and what is sent on as a signed number of 64 bits."""
 
 Hosts = str | list[str | None] | None
 Numbers = int | list[int | None] | None
@@ -53,9 +55,9 @@ def _bootstrap(host: str | None, port: int | None, room: int | None) -> Bootstra
         raise MalformedRequestError(
             f"bootstrap_port={port} must be from 1 to {MAX_PORT}", field="bootstrap_port"
         )
-    if room < 0:
+    if not 0 <= room <= MAX_ROOM:
         raise MalformedRequestError(
-            f"bootstrap_room={room} must not be negative", field="bootstrap_room"
+            f"bootstrap_room={room} must be from 0 to {MAX_ROOM}", field="bootstrap_room"
         )
     return Bootstrap(host, port, room)
 
