@@ -9,7 +9,7 @@ import torch
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.step.resources.base import BuildInfo
-from phalanx.step.resources.penalties import Penalties
+from phalanx.step.resources.penalties import Penalties, TokenHistory
 from phalanx.step.resources.sampler import SamplerConfig, SamplerSpec, SamplerStep
 from phalanx.step.resources.sampling import RowFilter, uniform
 from tests.step.caches import context
@@ -235,3 +235,15 @@ def test_logits_of_another_shape_are_refused(sampler, shape):
     sampler.begin(SamplerStep(("a", "b")), context("a", "b"))
     with pytest.raises(ValueError, match="2 sampled rows and a vocabulary of 10"):
         sampler.sample(torch.zeros(shape))
+
+
+def test_a_token_is_counted_without_the_host_reading_it():
+    """A tape refuses operations that wait for a device value."""
+    history, drawn = TokenHistory(VOCAB, [1], [2], torch.device("cpu")), torch.tensor([3, 5])
+    with torch.inference_mode():
+        graph = CpuBackend(capture="tape").create_graph()
+        graph.capture(lambda: history.add(drawn[1]) or {})
+        counts, seen = torch.zeros(VOCAB), torch.zeros(VOCAB, dtype=torch.bool)
+        history.copy_to(counts, seen)
+    assert counts.nonzero().flatten().tolist() == [2, 5]
+    assert seen.nonzero().flatten().tolist() == [1, 2, 5]

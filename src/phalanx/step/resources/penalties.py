@@ -39,6 +39,7 @@ class TokenHistory:
     ) -> None:
         self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._one = torch.ones(1, device=device)
         if len(output_ids):
             ids = torch.tensor(list(output_ids), device=device)
             self._counts.index_add_(0, ids, torch.ones(len(output_ids), device=device))
@@ -47,8 +48,10 @@ class TokenHistory:
 
     def add(self, token: Tensor) -> None:
         """Count one sampled token (an int64 scalar)."""
-        self._counts[token] += 1.0
-        self._seen[token] = True
+        # As an index on its own a scalar would be read by the host.
+        ids = token.unsqueeze(0)
+        self._counts.index_add_(0, ids, self._one)
+        self._seen.index_fill_(0, ids, True)
 
     def copy_to(self, counts: Tensor, seen: Tensor) -> None:
         """Write the counts, float32 [vocabulary], and what was seen, bool [vocabulary]."""
