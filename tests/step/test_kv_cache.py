@@ -279,6 +279,16 @@ def test_fits_counts_requests_that_are_not_here_yet():
     assert cache.fits({})
 
 
+@pytest.mark.parametrize("admitted", [False, True])
+def test_fits_counts_every_stream_whether_or_not_its_next_step_is_admitted(admitted):
+    cache = opened(make_cache(8), "a")
+    run(cache, kv_step(("a", 8), ("a", 8, "again")))
+    if admitted:
+        assert cache.admit(kv_step(("a", 1), ("a", 1, "again")), context("a")).ok
+    assert cache.fits({"a": 9, "new": 8})
+    assert not cache.fits({"a": 9, "new": 9})
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.booleans()), max_size=30))
 def test_no_page_is_ever_held_twice_or_lost(steps):

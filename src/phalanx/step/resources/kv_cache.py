@@ -150,7 +150,7 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
     def fits(self, totals: Mapping[str, int]) -> bool:
         with self._lock:
             wanted = sum(
-                max(0, self.config.pages_for(total) - self._table.held_pages(rid))
+                self._table.missing_pages(rid, total, self._labels.get(rid, ()))
                 for rid, total in totals.items()
             )
             return wanted <= self._pool.num_free

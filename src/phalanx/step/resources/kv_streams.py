@@ -6,7 +6,7 @@ Plain bookkeeping on the host, without a lock of its own: the cache holds one ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.step.declaration import DEFAULT_LABEL, Fork
@@ -47,8 +47,15 @@ class StreamTable:
         """A request's streams by label; empty for an unknown one."""
         return self.streams.get(rid, {})
 
-    def held_pages(self, rid: str) -> int:
-        return sum(stream.num_pages for stream in self.of(rid).values())
+    def missing_pages(self, rid: str, total: int, labels: Iterable[str]) -> int:
+        """Pages that a request lacks for `total` tokens in each stream that it has, and in those of
+        `labels`; in one at least.
+        """
+        wanted, streams = self._config.pages_for(total), self.of(rid)
+        new = sum(label not in streams for label in labels)
+        if not streams:
+            new = max(1, new)
+        return new * wanted + sum(max(0, wanted - one.num_pages) for one in streams.values())
 
     def growth(self, step: KVStep) -> Growth:
         """Every stream that a step grows or makes, and the tokens that it must then hold."""
