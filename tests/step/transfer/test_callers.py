@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import wait
+from contextlib import closing, contextmanager
 
 import msgspec
 import pytest
 
 from phalanx.errors import RequestFailedError
+from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer import client, frames
 from phalanx.step.transfer.base import Ending, Reason
 from phalanx.step.transfer.channels import channel_of
-from phalanx.step.transfer.sockets import SocketTransfer, create_transfer
-from tests.step.transfer.contents import Held
+from phalanx.step.transfer.sockets import (
+    NUM_READERS,
+    NUM_RELEASERS,
+    SocketTransfer,
+    create_transfer,
+)
+from phalanx.testing.clock import ManualClock
+from tests.step.transfer.contents import READ, Bytes, Held
 
 
 @pytest.fixture
@@ -80,3 +89,35 @@ def test_a_reason_that_is_long_is_told_shortly(holder: SocketTransfer):
     state = Waiting()
     client.release(holder.hold(state), Ending(Reason.DROPPED, "\U0001f40c" * 20_000))
     state.freed.wait()
+
+
+@contextmanager
+def hung() -> Iterator[Handle]:
+    """What is held by an engine that takes connections and never answers, until the end."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield Handle(Source("tcp", "127.0.0.1", listener.getsockname()[1], "t"), "h")
+
+
+def test_reads_do_not_wait_behind_releases_that_nobody_answers(holder: SocketTransfer):
+    with closing(create_transfer("tcp", "127.0.0.1")) as reader, hung() as dead:
+        for _ in range(NUM_READERS + NUM_RELEASERS):
+            reader.release(dead)
+        future = reader.read(holder.hold(Held()), READ, Bytes(chunk_bytes=4, count=2))
+        wait([future])
+        assert future.exception() is None
+
+
+def test_a_read_ends_however_steadily_a_holder_sends(holder: SocketTransfer):
+    clock = ManualClock()
+
+    class Slow(Bytes):
+        def write(self, index: int, chunk: memoryview) -> None:
+            super().write(index, chunk)
+            clock.advance(client.READ_TIMEOUT_S)
+
+    sink = Slow(chunk_bytes=4, count=2)
+    with pytest.raises(RequestFailedError, match="it took longer than"):
+        client.read(holder.hold(Held()), READ, sink, clock)
+    assert not sink.finished

@@ -11,6 +11,7 @@ from typing import Protocol
 from phalanx.errors import ConfigurationError
 from phalanx.schema.handoff import Source
 from phalanx.step.transfer.base import Content, Sink
+from phalanx.step.transfer.deadline import Deadline
 from phalanx.step.transfer.frames import receive_into
 
 BACKLOG = 256
@@ -26,7 +27,7 @@ class Channel(Protocol):
 
     def send(self, connection: socket.socket, content: Content) -> None: ...
 
-    def receive(self, connection: socket.socket, sink: Sink) -> None: ...
+    def receive(self, connection: socket.socket, sink: Sink, deadline: Deadline) -> None: ...
 
 
 class SharedMemory:
@@ -67,8 +68,9 @@ class SharedMemory:
         finally:
             os.close(descriptor)
 
-    def receive(self, connection: socket.socket, sink: Sink) -> None:
+    def receive(self, connection: socket.socket, sink: Sink, deadline: Deadline) -> None:
         size = sink.chunk_bytes
+        deadline.limit(connection)
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not data or not descriptors:
             raise ConnectionError("the other side closed the connection")
@@ -113,10 +115,10 @@ class Tcp:
         for index in range(content.num_chunks):
             connection.sendall(content.chunk(index))
 
-    def receive(self, connection: socket.socket, sink: Sink) -> None:
+    def receive(self, connection: socket.socket, sink: Sink, deadline: Deadline) -> None:
         buffer = memoryview(bytearray(sink.chunk_bytes))
         for index in range(sink.num_chunks):
-            receive_into(connection, buffer)
+            receive_into(connection, buffer, deadline)
             sink.write(index, buffer)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from phalanx.clock import Clock, SystemClock
 from phalanx.errors import RequestFailedError
 from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer.base import TAKEN, Ending, PageRead, Sink
 from phalanx.step.transfer.channels import channel_of
+from phalanx.step.transfer.deadline import Deadline
 from phalanx.step.transfer.frames import (
     Call,
     Ended,
@@ -20,22 +22,25 @@ from phalanx.step.transfer.frames import (
     receive_answer,
 )
 
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 120.0
+SILENCE_TIMEOUT_S = 60.0
 """How long a holder may send nothing."""
+RELEASE_TIMEOUT_S = 5.0
 MAX_MESSAGE_CHARS = 2000
 """Of why a hold ends; more would not fit a call."""
 
 
-def read(handle: Handle, wanted: PageRead, sink: Sink) -> None:
+def read(handle: Handle, wanted: PageRead, sink: Sink, clock: Clock | None = None) -> None:
     """Read into `sink`; raises `RequestFailedError` saying what kept it from that."""
     source = handle.source
+    deadline = Deadline(clock or SystemClock(), READ_TIMEOUT_S, SILENCE_TIMEOUT_S)
     try:
         channel = channel_of(source)
         with channel.connect(source) as connection:
-            connection.settimeout(READ_TIMEOUT_S)
+            deadline.limit(connection)
             connection.sendall(encoded(Read(source.token, handle.hold, wanted)))
-            _check(receive_answer(connection), sink)
-            channel.receive(connection, sink)
+            _check(receive_answer(connection, deadline), sink)
+            channel.receive(connection, sink, deadline)
         sink.finish()
     except (OSError, FrameError) as error:
         raise RequestFailedError(
@@ -47,15 +52,16 @@ def release(handle: Handle, ending: Ending = TAKEN) -> None:
     """End a hold; raises `RequestFailedError` where its engine does not answer."""
     source = handle.source
     told = msgspec.structs.replace(ending, message=ending.message[:MAX_MESSAGE_CHARS])
-    _ask(source, Release(source.token, handle.hold, told), READ_TIMEOUT_S)
+    _ask(source, Release(source.token, handle.hold, told), RELEASE_TIMEOUT_S)
 
 
 def _ask(source: Source, call: Call, timeout_s: float) -> Ended:
+    deadline = Deadline(SystemClock(), timeout_s, timeout_s)
     try:
         with channel_of(source).connect(source) as connection:
-            connection.settimeout(timeout_s)
+            deadline.limit(connection)
             connection.sendall(encoded(call))
-            answer = receive_answer(connection)
+            answer = receive_answer(connection, deadline)
     except (OSError, FrameError) as error:
         raise RequestFailedError(f"{place(source)} does not answer: {error}") from error
     if not isinstance(answer, Ended):

@@ -8,6 +8,7 @@ import struct
 import msgspec
 
 from phalanx.step.transfer.base import Ending, PageRead
+from phalanx.step.transfer.deadline import Deadline
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
@@ -100,10 +101,10 @@ class CallBuffer:
             raise FrameError(f"not a call: {error}") from None
 
 
-def receive_answer(connection: socket.socket) -> Answer:
+def receive_answer(connection: socket.socket, deadline: Deadline | None = None) -> Answer:
     """The next answer; raises `FrameError` and `OSError`."""
-    size = answer_bytes(receive_exactly(connection, LENGTH_BYTES))
-    return decoded_answer(receive_exactly(connection, size))
+    size = answer_bytes(_received(connection, LENGTH_BYTES, deadline))
+    return decoded_answer(_received(connection, size, deadline))
 
 
 def answer_bytes(length: bytes | bytearray) -> int:
@@ -122,17 +123,23 @@ def decoded_answer(body: bytes | bytearray) -> Answer:
         raise FrameError(f"not an answer: {error}") from None
 
 
-def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
-    """So many bytes; raises `ConnectionError` where the other side ends before."""
-    buffer = bytearray(num_bytes)
-    receive_into(connection, memoryview(buffer))
-    return buffer
+def receive_into(
+    connection: socket.socket, view: memoryview, deadline: Deadline | None = None
+) -> None:
+    """Fill `view`; raises `ConnectionError` where the other side ends before.
 
-
-def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view`."""
+    Without a deadline the limit is the connection's, which is one for each time that bytes come.
+    """
     while view:
+        if deadline is not None:
+            deadline.limit(connection)
         count = connection.recv_into(view)
         if count == 0:
             raise ConnectionError("the other side closed the connection")
         view = view[count:]
+
+
+def _received(connection: socket.socket, num_bytes: int, deadline: Deadline | None) -> bytearray:
+    buffer = bytearray(num_bytes)
+    receive_into(connection, memoryview(buffer), deadline)
+    return buffer

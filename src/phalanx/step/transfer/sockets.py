@@ -22,6 +22,7 @@ from phalanx.step.transfer.holds import Holds
 logger = logging.getLogger(__name__)
 
 NUM_READERS = 4
+NUM_RELEASERS = 2
 HOLD_TTL_S = 120.0
 SCHEMES = ("shm", "tcp")
 
@@ -37,7 +38,9 @@ class SocketTransfer:
         self.holds = Holds(self._clock, ttl_s)
         self._lock = threading.Lock()
         self._door: tuple[Doorkeeper, Source] | None = None
-        self._readers: ThreadPoolExecutor | None = None
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="phalanx-kv-read")
+        # Apart, so that no read waits behind an engine that does not answer.
+        self._releasers = ThreadPoolExecutor(NUM_RELEASERS, thread_name_prefix="phalanx-kv-release")
         self._closed = False
 
     @property
@@ -54,22 +57,25 @@ class SocketTransfer:
         return self.holds.take_back(handle.hold) if self._own(handle) else None
 
     def read(self, handle: Handle, read: PageRead, sink: Sink) -> Future[None]:
-        return self._executor().submit(client.read, handle, read, sink)
+        with self._lock:
+            self._check_open()
+            return self._readers.submit(client.read, handle, read, sink, self._clock)
 
     def release(self, handle: Handle, ending: Ending = TAKEN) -> None:
         if self._own(handle):
             self.holds.end(handle.hold, ending)
             return
-        if not self._closed:
-            self._executor().submit(_released, handle, ending)
+        with self._lock:
+            if not self._closed:
+                self._releasers.submit(_released, handle, ending)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             door, self._door = self._door, None
-            readers, self._readers = self._readers, None
-        if readers is not None:
-            readers.shutdown()
+        self._readers.shutdown()
+        # What nobody releases is freed by its holder, when its time is over.
+        self._releasers.shutdown(cancel_futures=True)
         if door is not None:
             door[0].close()
         self.holds.close()
@@ -89,15 +95,6 @@ class SocketTransfer:
                     source,
                 )
             return self._door
-
-    def _executor(self) -> ThreadPoolExecutor:
-        with self._lock:
-            self._check_open()
-            if self._readers is None:
-                self._readers = ThreadPoolExecutor(
-                    NUM_READERS, thread_name_prefix="phalanx-kv-read"
-                )
-            return self._readers
 
     def _check_open(self) -> None:
         if self._closed:
