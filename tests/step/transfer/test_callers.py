@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import msgspec
 import pytest
 
+from phalanx.clock import SystemClock
 from phalanx.errors import RequestFailedError
 from phalanx.schema.handoff import Handle, Source
 from phalanx.step.transfer import client, frames
 from phalanx.step.transfer.base import Ending, Reason
-from phalanx.step.transfer.channels import channel_of
+from phalanx.step.transfer.channels import Tcp, channel_of
+from phalanx.step.transfer.doorkeeper import ACCEPT_PAUSE_S, Doorkeeper
+from phalanx.step.transfer.holds import Holds
 from phalanx.step.transfer.sockets import (
     NUM_READERS,
     NUM_RELEASERS,
@@ -121,3 +125,46 @@ def test_a_read_ends_however_steadily_a_holder_sends(holder: SocketTransfer):
     with pytest.raises(RequestFailedError, match="it took longer than"):
         client.read(holder.hold(Held()), READ, sink, clock)
     assert not sink.finished
+
+
+class Listener(socket.socket):
+    """Cannot take connections while it has no descriptors."""
+
+    tries = 0
+    empty = False
+
+    def accept(self):
+        self.tries += 1
+        if self.empty:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_without_descriptors_the_door_rests():
+    clock, holds = ManualClock(), Holds(SystemClock(), 60.0)
+    listener = Listener()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    address = listener.getsockname()
+    door = Doorkeeper(listener, "t", Tcp("127.0.0.1"), holds, clock)
+    asked = frames.encoded(frames.Watch("t", "unknown"))
+    with closing(door), ExitStack() as stack:
+        known = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]
+        for connection in known:
+            connection.sendall(b"\0")
+        first = known.pop()
+        first.sendall(asked[1:])
+        assert isinstance(frames.receive_answer(first), frames.Ended)
+        listener.empty = True
+        before = listener.tries
+        late = stack.enter_context(socket.create_connection(address))
+        late.sendall(asked)
+        # Every answer is a turn of the thread, and somebody knocks in all of them.
+        for connection in known:
+            connection.sendall(asked[1:])
+            assert isinstance(frames.receive_answer(connection), frames.Ended)
+        assert listener.tries <= before + 1
+        listener.empty = False
+        clock.advance(ACCEPT_PAUSE_S)
+        door.wake()
+        assert isinstance(frames.receive_answer(late), frames.Ended)

@@ -40,6 +40,8 @@ MAX_CONNECTIONS = 1024
 NUM_SENDERS = 4
 CALL_TIMEOUT_S = 10.0
 """How long a connection may take to say what it wants."""
+ACCEPT_PAUSE_S = 0.1
+"""How long nobody is let in after the system could not give a connection, as without descriptors."""
 SEND_TIMEOUT_S = 30.0
 """How long a reader may take nothing."""
 
@@ -67,6 +69,7 @@ class Doorkeeper:
         self._callers: dict[int, _Caller] = {}
         self._todo: deque[Callable[[], None]] = deque()
         self._closing = False
+        self._closed_until_s: float | None = None
         self._senders = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="phalanx-kv-send")
         self._waker, self._woken = socket.socketpair()
         for one in (listener, self._waker, self._woken):
@@ -101,6 +104,7 @@ class Doorkeeper:
                     self._attend(self._callers[key.fd])
             self._do_all()
             self._drop_silent()
+            self._open_again()
         self._holds.close()
         self._do_all()
         for caller in list(self._callers.values()):
@@ -116,6 +120,7 @@ class Doorkeeper:
             return 0.0
         now_s = self._clock.monotonic_s()
         deadlines = [one.deadline_s for one in self._callers.values()]
+        deadlines.append(self._closed_until_s)
         waits = [deadline_s - now_s for deadline_s in deadlines if deadline_s is not None]
         waits += [] if next_s is None else [next_s]
         return max(0.0, min(waits)) if waits else None
@@ -134,10 +139,22 @@ class Doorkeeper:
             if caller.deadline_s is not None and caller.deadline_s <= now_s:
                 self._forget(caller).close()
 
+    def _open_again(self) -> None:
+        until_s = self._closed_until_s
+        if until_s is not None and until_s <= self._clock.monotonic_s():
+            self._closed_until_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            # Who knocks stays where they are: asked again at once the answer would be the same.
+            logger.warning("nobody is let in for %g s: %s", ACCEPT_PAUSE_S, error)
+            self._selector.unregister(self._listener)
+            self._closed_until_s = self._clock.monotonic_s() + ACCEPT_PAUSE_S
             return
         if len(self._callers) >= MAX_CONNECTIONS:
             connection.close()
