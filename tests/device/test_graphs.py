@@ -200,13 +200,37 @@ def test_cuda_refuses_a_value_read_by_the_host():
     with pytest.raises(ConfigurationError, match="cannot be captured"):
         backend.create_graph().capture(lambda: {"y": x * x.sum().item()})
     assert not backend.capturing
+    assert x.sum().item() == 4, "outside it is as ever"
+
+
+@needs_cuda
+def test_cuda_goes_on_after_a_capture_that_broke():
+    backend = create_backend("cuda")
+    x, runs = torch.ones(4, device=backend.device), []
+
+    def breaks():
+        runs.append(None)
+        return {"y": x * (x.sum().item() if len(runs) > 1 else 1.0)}
+
+    with pytest.raises(ConfigurationError, match="cannot be captured"):
+        backend.create_graph().capture(breaks)
+    default = torch.cuda.default_stream(backend.device)
+    assert torch.cuda.current_stream(backend.device) == default
+    graph = backend.create_graph()
+    with torch.inference_mode():
+        out = graph.capture(lambda: {"y": x * 2})["y"]
+        x.fill_(3.0)
+        graph.replay()
+    assert out.cpu().tolist() == [6.0] * 4
 
 
 @needs_cuda
 def test_cuda_streams_wait_for_each_other():
     backend = create_backend("cuda")
     side, x = backend.stream(), torch.zeros(1 << 20, device=backend.device)
+    zeroed = backend.record_event()
     with backend.on_stream(side):
+        backend.wait_event(zeroed)
         for _ in range(50):
             x.add_(1.0)
         event = backend.record_event()
