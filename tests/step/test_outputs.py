@@ -32,6 +32,31 @@ def test_a_row_is_all_that_one_request_gave():
     assert outputs.row("nobody") == {}
 
 
+class Searched(tuple):
+    def index(self, *args):
+        raise AssertionError("searched for each row")
+
+    __contains__ = index
+
+
+def test_rows_are_found_without_a_search_through_all_requests():
+    rids = Searched(f"r{index}" for index in range(4))
+    outputs = NodeOutputs({"token": Column(rids, torch.arange(4))})
+    assert [int(outputs.row(f"r{index}")["token"]) for index in range(4)] == [0, 1, 2, 3]
+    assert outputs.row("nobody") == {}
+    taken = outputs.of_rows(rids, {"token": ("r2", "r0")})
+    assert taken.columns["token"].values.tolist() == [2, 0]
+
+
+def test_a_request_alone_has_its_row_and_nobody_elses():
+    outputs = NodeOutputs(
+        {"token": Column(("a", "b"), torch.tensor([1, 2]))}, {"a": {"mask": torch.tensor(3)}}
+    )
+    assert outputs.receivers == ("a", "b")
+    assert to_host([outputs.alone("a")]) == {"a": {"token": 1, "mask": 3}}
+    assert to_host([outputs.alone("b")]) == {"b": {"token": 2}}
+
+
 def test_parts_of_a_step_are_joined():
     parts = [
         NodeOutputs({"token": Column(("a",), torch.tensor([1]))}),

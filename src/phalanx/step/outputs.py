@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,11 @@ class Column:
                 f"a column of {len(self.request_ids)} requests has values of shape "
                 f"{tuple(self.values.shape)}; the first dimension must be one row a request"
             )
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The row of every request."""
+        return {rid: row for row, rid in enumerate(self.request_ids)}
 
     @classmethod
     def by_row(cls, values: Tensor) -> Column:
@@ -61,10 +67,9 @@ class NodeOutputs:
         """What one request is given, nobody beside it."""
         ragged = {rid: self.ragged[rid]} if rid in self.ragged else {}
         columns = {
-            name: Column((rid,), column.values[at : at + 1])
+            name: Column((rid,), column.values[column.places[rid]].unsqueeze(0))
             for name, column in self.columns.items()
-            for at, receiver in enumerate(column.request_ids)
-            if receiver == rid
+            if rid in column.places
         }
         return NodeOutputs(columns, ragged)
 
@@ -75,11 +80,12 @@ class NodeOutputs:
         them, else all.
         """
         columns: dict[str, Column] = {}
+        places = {rid: row for row, rid in enumerate(request_ids)}
         for name, column in self.columns.items():
             getting = receivers.get(name, request_ids)
             values = column.values[: len(request_ids)]
             if getting != request_ids:
-                at = [request_ids.index(rid) for rid in getting]
+                at = [places[rid] for rid in getting]
                 values = values[at]
             columns[name] = Column(getting, values)
         return NodeOutputs(columns)
@@ -88,8 +94,8 @@ class NodeOutputs:
         """All outputs of one request."""
         found = dict(self.ragged.get(rid, {}))
         for name, column in self.columns.items():
-            if rid in column.request_ids:
-                found[name] = column.values[column.request_ids.index(rid)]
+            if rid in column.places:
+                found[name] = column.values[column.places[rid]]
         return found
 
 

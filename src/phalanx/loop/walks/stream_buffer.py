@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from phalanx.loop.walks.chunk_policy import ChunkPolicy
@@ -77,7 +78,7 @@ class StreamBuffer(Generic[T]):
         assert self.ready, "no chunk is ready"
         start, end = self._policy.bounds(self._num_chunks)
         last = not self._has_full
-        items = tuple(self._items)[: end - start]
+        items = tuple(islice(self._items, end - start))
         start = start if items else self._num_received
         chunk = Chunk(items, start, min(len(items), max(0, self._num_seen - start)), False)
         self._num_seen = max(self._num_seen, start + len(items))

@@ -147,7 +147,8 @@ class Sampler(Resource):
             return None
         with self._lock:
             states = [self._states[rid] for rid in step.request_ids]
-        at = tuple(ctx.request_ids.index(rid) for rid in step.request_ids)
+        places = {rid: row for row, rid in enumerate(ctx.request_ids)}
+        at = tuple(places[rid] for rid in step.request_ids)
         settings = [RowSettings() for _ in ctx.request_ids]
         for row, state in zip(at, states, strict=True):
             settings[row] = state.settings()
