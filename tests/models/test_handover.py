@@ -12,6 +12,7 @@ from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, Runtim
 from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.models.causal_lm.sequence_maker import child_id
+from phalanx.schema.control import Flush
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.generate import GenerateRequest, Handoff, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
@@ -49,8 +50,12 @@ class Two:
             if one.service.busy:
                 one.tick()
             else:
-                self._woken.wait()
-                self._woken.clear()
+                self.wait()
+
+    def wait(self) -> None:
+        """Until something outside of a service has changed."""
+        self._woken.wait()
+        self._woken.clear()
 
     def handed(self, request: GenerateRequest, rid: str = "p") -> Handoff:
         self.drive(self.prefill, rid, msgspec.structs.replace(request, hands_over=True))
@@ -119,6 +124,15 @@ def test_what_ends_at_once_holds_nothing(two: Two, max_new_tokens: int):
     output = two.decode.ended["d"].payload
     assert output.completions[0].token_ids == handoff.sequences[0].output_ids
     assert output.completions[0].finish_reason.length == max_new_tokens
+
+
+def test_nothing_is_flushed_while_another_engine_has_yet_to_read(two: Two):
+    request = request_of(SAMPLED)
+    handoff = two.handed(request)
+    assert not two.prefill.service.control(Flush())
+    two.resumed(request, handoff)
+    while not two.prefill.service.control(Flush()):
+        two.wait()
 
 
 def test_a_cancelled_prefill_hands_nothing_over(two: Two):

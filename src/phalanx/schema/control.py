@@ -30,7 +30,9 @@ class Continue(msgspec.Struct, frozen=True, tag="continue"):
 
 
 class Flush(msgspec.Struct, frozen=True, tag="flush"):
-    """Drop what is cached of ended requests; refused (False) while any request runs or waits."""
+    """Drop what is cached of ended requests; refused (False) while any request runs or waits, or
+    another engine has yet to take one over.
+    """
 
 
 ControlOp = Pause | Continue | Flush

@@ -155,7 +155,9 @@ class CausalLMService:
                 return True
             case Flush():
                 self._loop.land()
-                if not self._loop.idle or len(self._grammars):
+                # What is held for another engine belongs to a request that is not over.
+                waits = not self._loop.idle or len(self._grammars) > 0
+                if waits or not self._engine.at_rest():
                     return False
                 self._engine.prefixes.forget()
                 return True

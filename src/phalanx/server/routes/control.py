@@ -65,7 +65,9 @@ class ControlRoutes:
             await self._lifecycle.idle(wait_s)
         if await asyncio.to_thread(self._engine.control, Flush()):
             return PlainTextResponse("Cache flushed.\n")
-        return PlainTextResponse("Cache not flushed: requests are running or waiting.\n", 400)
+        return PlainTextResponse(
+            "Cache not flushed: requests are running, waiting or being handed over.\n", 400
+        )
 
 
 def _done(message: str) -> Response:
