@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.errors import InvalidRequestError
 from phalanx.models.causal_lm.entry import CausalLM
-from phalanx.schema.generate import GenerateRequest, LogprobOptions
+from phalanx.schema.generate import GenerateRequest, Handoff, LogprobOptions, SequenceHandoff
 from phalanx.schema.limits import Limits
 from phalanx.schema.sampling import SamplingParams
 from tests.models.driver import Drive, load
@@ -44,6 +44,19 @@ def test_ids_outside_the_vocabulary(bad):
 )
 def test_ids_of_the_sampler(field, sampling):
     assert refusal(**sampling).field == field
+
+
+@pytest.mark.parametrize("token", [400, -5])
+def test_ids_that_another_engine_has_drawn(token):
+    sequences = tuple(SequenceHandoff(seed=1, output_ids=ids) for ids in ((7,), (7, token)))
+    handoff = Handoff(num_prompt_tokens=len(IDS), sequences=sequences)
+    with pytest.raises(InvalidRequestError, match=f"handoff holds {token}; token ids are"):
+        CausalLM.validate(
+            GenerateRequest(
+                input_ids=IDS, sampling=SamplingParams(max_new_tokens=4), handoff=handoff
+            ),
+            LIMITS,
+        )
 
 
 def test_ids_to_score():

@@ -20,6 +20,8 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], limits)
     if request.logprobs is not None:
         _check_ids("token_ids_logprob", request.logprobs.token_ids, limits)
+    for one in () if request.handoff is None else request.handoff.sequences:
+        _check_ids("handoff", one.output_ids, limits)
     compile_stop_regex(request.sampling.stop_regex)
     check_grammar(request.sampling)
 
