@@ -237,6 +237,32 @@ def test_an_unknown_resource_is_named_with_those_there_are():
     assert str(error).endswith("['nowhere']; it has ['kv', 'positions', 'probe']")
 
 
+class Unread(torch.Tensor):
+    def clone(self, **options):
+        return self
+
+    def tolist(self):
+        raise InjectedError("tolist")
+
+
+class GivesTheUnreadable(CacheReader):
+    def forward(self, prepared):
+        outputs = super().forward(prepared)
+        ragged = {row.request_id: {"number": torch.zeros(1)} for row in prepared.rows}
+        if "b" in ragged:
+            ragged["b"] = {"number": torch.zeros(1).as_subclass(Unread)}
+        return NodeOutputs(outputs.columns, ragged)
+
+
+def test_only_the_row_whose_values_cannot_be_read_fails():
+    stepping = stepping_of(GivesTheUnreadable())
+    for rid, prompt in PROMPTS.items():
+        stepping.open(rid, prompt)
+    assert stepping.finish(*PROMPTS) == {"b": "InjectedError: tolist"}
+    assert outputs(stepping, "a", "c") == expected("a", "c")
+    stepping.close()
+
+
 class Reusing(CacheReader):
     """Gives views of one buffer, as a captured forward does."""
 

@@ -5,12 +5,13 @@ published; and what follows the end of a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from phalanx.step.attempt import attempt, attempt_each
 from phalanx.step.batch import ExecutingBatch
-from phalanx.step.outputs import HostRow, NodeOutputs
+from phalanx.step.outputs import HostRow, NodeOutputs, to_host
 from phalanx.step.resources.base import Resource
 from phalanx.step.submodule import NodeSubmodule, StepRow
 
@@ -47,6 +48,26 @@ def adjust(submodule: NodeSubmodule, batch: ExecutingBatch) -> None:
     ):
         if error is not None:
             batch.register_failure(row.request_id, error)
+
+
+def read(submodule: NodeSubmodule, batch: ExecutingBatch) -> Mapping[str, HostRow]:
+    """What a step gave, as Python values by request; a row whose part cannot be read fails."""
+    wanted = submodule.read_on_host
+    made = attempt(partial(to_host, batch.outputs, wanted))
+    if made.value is not None:
+        return made.value
+    rows: dict[str, dict[str, Any]] = {}
+    for part in batch.outputs:
+        for rid, values, error in attempt_each(partial(_read_alone, part, wanted), part.receivers):
+            if values is not None:
+                rows.setdefault(rid, {}).update(values)
+            elif error is not None:
+                batch.register_failure(rid, error)
+    return rows
+
+
+def _read_alone(part: NodeOutputs, wanted: Collection[str] | None, rid: str) -> HostRow:
+    return to_host((part.alone(rid),), wanted).get(rid, {})
 
 
 def show(

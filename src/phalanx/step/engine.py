@@ -15,7 +15,7 @@ import torch
 
 from phalanx.device.base import DeviceBackend
 from phalanx.errors import ConfigurationError
-from phalanx.step.aftermath import adjust, collect, forget, publish, show
+from phalanx.step.aftermath import adjust, collect, forget, publish, read, show
 from phalanx.step.attempt import attempt
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.execution import StepExecution
@@ -24,7 +24,7 @@ from phalanx.step.graphs.node_graphs import NodeGraphs
 from phalanx.step.graphs.slots import NodeSlots
 from phalanx.step.lease import SlotLease
 from phalanx.step.outcomes import ADMITTED, AdmitOutcome, RequestOffloading
-from phalanx.step.outputs import NodeOutputs, to_host
+from phalanx.step.outputs import NodeOutputs
 from phalanx.step.prefixes import Prefixes
 from phalanx.step.preparation import prepare, thread
 from phalanx.step.preplanning import PrePlanning
@@ -256,7 +256,7 @@ class StepEngine:
         """Hand every row its values and return the loops that ended, by request."""
         submodule = self._nodes[batch.node].submodule
         with self.backend.range("step.to_host"):
-            values = to_host(batch.outputs, submodule.read_on_host)
+            values = read(submodule, batch)
         return show(submodule, batch, values)
 
     def finalize(self, batch: ExecutingBatch) -> None:
