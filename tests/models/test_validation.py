@@ -48,8 +48,8 @@ def test_ids_of_the_sampler(field, sampling):
 
 @pytest.mark.parametrize("token", [400, -5])
 def test_ids_that_another_engine_has_drawn(token):
-    sequences = tuple(SequenceHandoff(seed=1, output_ids=ids) for ids in ((7,), (7, token)))
-    handoff = Handoff(num_prompt_tokens=len(IDS), sequences=sequences)
+    drawn = SequenceHandoff(seed=1, output_ids=(7, token))
+    handoff = Handoff(num_prompt_tokens=len(IDS), sequences=(drawn,))
     with pytest.raises(InvalidRequestError, match=f"handoff holds {token}; token ids are"):
         CausalLM.validate(
             GenerateRequest(
