@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
@@ -65,7 +66,10 @@ class CudaRecorder:
     @contextmanager
     def refusing_waits(self) -> Iterator[None]:
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # It finds not all waits, as it says; a capture refuses the others itself.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
