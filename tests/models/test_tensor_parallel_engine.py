@@ -69,7 +69,9 @@ def crowded(smollm2_dir, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_r89_item_8_5_14_two_replicas_of_two_ranks_agree_with_one_rank_and_with_themselves(crowded, smollm2):
+def test_r89_item_8_5_14_two_replicas_of_two_ranks_agree_with_one_rank_and_with_themselves(
+    crowded, smollm2
+):
     engine, logs = crowded
     requests = [greedy(chat_ids(smollm2, prompt)) for prompt in KNOWN]
     tale = smollm2.tokenizer.encode(TALE)
