@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.device.cpu import CpuBackend
+from phalanx.device import create_backend
 from phalanx.device.operators.base import HeadLayout, Operators
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.engine import StepEngine
@@ -33,26 +33,28 @@ _EPS = 1e-6
 
 
 class ToyWeights:
-    """Fixed random weights, float32."""
+    """Fixed random weights, float32; the same on every device."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, device: torch.device | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
         qkv_rows = (HEADS.num_heads + 2 * HEADS.num_kv_heads) * HEADS.head_dim
 
         def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).div_(math.sqrt(shape[-1]))
+            drawn = torch.randn(shape, generator=generator).div_(math.sqrt(shape[-1]))
+            return drawn.to(device)
 
         self.embedding = random(VOCAB_SIZE, WIDTH).mul_(math.sqrt(WIDTH))
         self.qkv = [random(qkv_rows, WIDTH) for _ in range(NUM_LAYERS)]
         self.output = [random(WIDTH, WIDTH) for _ in range(NUM_LAYERS)]
-        self.norm = torch.ones(WIDTH)
+        self.norm = torch.ones(WIDTH, device=device)
         self.head = random(VOCAB_SIZE, WIDTH)
 
 
 def rotary_tables(positions: Tensor) -> tuple[Tensor, Tensor]:
     """(cos, sin) of int64 positions [T], each float32 [T, head_dim / 2]."""
     half = HEADS.head_dim // 2
-    frequencies = 100.0 ** (-torch.arange(half, dtype=torch.float32) / half)
+    places = torch.arange(half, dtype=torch.float32, device=positions.device)
+    frequencies = 100.0 ** (-places / half)
     angles = positions.float()[:, None] * frequencies
     return angles.cos(), angles.sin()
 
@@ -91,6 +93,7 @@ class ToyDecoder(NodeSubmodule):
         self._captures = captures
         self._operators = operators
         self._weights = weights
+        self._device = weights.norm.device
         self._batched = batched
         self._attention: PagedAttention
         self._sampler: Sampler
@@ -123,11 +126,10 @@ class ToyDecoder(NodeSubmodule):
         return "greedy" if all(_state(row).greedy for row in rows) else "drawn"
 
     def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
-        return {
-            "token_ids": torch.zeros(tokens, dtype=torch.int64),
-            "positions": torch.zeros(tokens, dtype=torch.int64),
-            "last": torch.zeros(rows, dtype=torch.int64),
-        }
+        def zeros(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int64, device=self._device)
+
+        return {"token_ids": zeros(tokens), "positions": zeros(tokens), "last": zeros(rows)}
 
     def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
         return self._declared((), (), key)
@@ -164,9 +166,9 @@ class ToyDecoder(NodeSubmodule):
             if captured or given.gives:
                 last.append(at - 1)
         tensors = {
-            "token_ids": torch.cat([given.tensor() for given in inputs]),
+            "token_ids": torch.cat([given.tensor().to(self._device) for given in inputs]),
             "positions": engine.plans["positions"],
-            "last": torch.tensor(last, dtype=torch.int64),
+            "last": torch.tensor(last, dtype=torch.int64, device=self._device),
         }
         return tensors if captured else _Prepared(tensors, _giving(engine.rows, inputs))
 
@@ -218,8 +220,9 @@ def toy_decoder_engine(
     batched: bool = True,
     seed: int = 0,
     capture: str = "off",
+    target: str = "cpu",
 ) -> StepEngine:
-    """An engine of one `ToyDecoder` on the CPU; with a `capture` it is warm, and sequences are short."""
+    """An engine of one `ToyDecoder`; with a `capture` it is warm, and sequences are short."""
     nodes = frozenset({NODE})
     config = KVConfig(
         num_layers=NUM_LAYERS,
@@ -230,8 +233,9 @@ def toy_decoder_engine(
         max_seq_len=4096 if capture == "off" else 64,
         dtype=torch.float32,
     )
-    engine = StepEngine(CpuBackend(capture=capture))
-    node = ToyDecoder(operators, ToyWeights(seed), batched=batched, captures=TOY_CAPTURES)
+    engine = StepEngine(create_backend(target, capture=capture))
+    weights = ToyWeights(seed, engine.backend.device)
+    node = ToyDecoder(operators, weights, batched=batched, captures=TOY_CAPTURES)
     engine.load_model(
         {NODE: node},
         [
