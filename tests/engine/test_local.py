@@ -153,6 +153,7 @@ def test_an_unpicklable_request_is_refused_and_nothing_was_sent(pool):
     assert pool.step(FaultyRequest("on")).payload == "on"
 
 
+@pytest.mark.long
 def test_r20_r53_workers_inherit_the_environment_and_get_their_place_in_it(monkeypatch):
     monkeypatch.setenv("MADE_BY_THE_PARENT", "yes")
     deployment = local(2, process={"extra_env": (("EXTRA", "1"),)}, devices=(0, 3))
@@ -251,6 +252,7 @@ def test_r42_r43_another_output_rank_answers():
     assert (output.payload, output.rank) == (42.0, 1)
 
 
+@pytest.mark.long
 def test_the_ranks_of_a_batching_replica_form_the_same_batches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with build("logged_counting", CountingArgs(max_batch_size=2), local(), tp=2) as engine:
@@ -359,6 +361,7 @@ def test_an_interrupt_while_a_request_is_sent_leaves_nothing_in_flight(counters)
     assert [counters.step(CountRequest(count=1)).numbers for _ in range(2)] == [(0,)] * 2
 
 
+@pytest.mark.long
 def test_a_loop_s_counters_are_there_before_the_first_request():
     with build("counting", CountingArgs(), local(2)) as engine:
         assert [replica.loop is not None for replica in engine.statistics().replicas] == [True] * 2

@@ -57,6 +57,7 @@ def test_what_a_plugin_printed_before_it_failed_is_not_lost(build, capfd, tmp_pa
     assert capfd.readouterr().out == "last words\n"
 
 
+@pytest.mark.long
 def test_r53_variables_of_the_parent_are_inherited_and_a_pinned_device_wins(build, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     monkeypatch.setenv("PHALANX_DEVICE", "cuda:7")
@@ -85,12 +86,14 @@ def test_r53_s8_a_worker_has_its_environment_from_its_first_instruction(build):
     }
 
 
+@pytest.mark.long
 def test_r54_on_cuda_each_worker_is_given_its_own_device(build):
     supervisor = build(report=("PHALANX_DEVICE",), shape={"replicas": 2}, target="cuda:0")
     devices = [each.metadata["PHALANX_DEVICE"] for each in supervisor.start()]
     assert devices == ["cuda:0", "cuda:1"]
 
 
+@pytest.mark.long
 def test_ctrl_c_does_not_end_a_worker(started, listener):
     supervisor = started()
     os.kill(supervisor.pids[0], signal.SIGINT)
@@ -147,6 +150,7 @@ def test_a_thread_that_never_ends_is_a_worker_that_does_not_stop(build):
     assert "did not stop within shutdown_timeout_s=0.1" in str(supervisor.failure)
 
 
+@pytest.mark.long
 def test_a_worker_told_to_die_dies_with_its_group_only(started, listener, pipe, gate):
     """The kernel's promise holds for the group's own thread, whoever starts and submits."""
     executing = pipe()

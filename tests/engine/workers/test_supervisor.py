@@ -200,6 +200,7 @@ def test_a_close_on_the_listeners_thread_does_not_wait_for_itself(build):
     assert supervisor.state is LifecycleState.STOPPED and listener.failures.empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", [Phase.HELLO, Phase.LOADING, Phase.READY])
 def test_a_close_while_workers_start_kills_them(phase, build, pipe):
     beginning = pipe()
@@ -228,6 +229,7 @@ def test_a_close_while_a_worker_is_at_work_ends_one_that_does_not_come_back(phas
     assert "shutdown_timeout_s" in str(supervisor.failure)
 
 
+@pytest.mark.long
 def test_pending_replies_are_not_told_once_a_close_has_begun(started, listener, pipe, gate):
     executing, told = pipe("executing"), pipe("told")
     supervisor = started(
@@ -255,6 +257,7 @@ def test_an_interrupted_start_kills_the_workers(build, pipe, interrupt_when, gat
     assert supervisor.state is LifecycleState.STOPPED
 
 
+@pytest.mark.long
 def test_workers_outlive_the_thread_that_started_them(build, listener):
     supervisor = build()
     in_background(supervisor.start).result()
@@ -276,6 +279,7 @@ def test_arguments_that_cannot_be_pickled_are_refused_before_any_process_starts(
         supervisor.submit(0, 1, "a", None)
 
 
+@pytest.mark.long
 def test_r52_a_second_group_works_after_the_first_has_failed(started, listener):
     first = started()
     first.submit(0, 1, "a", Misdeed(Phase.EXECUTING, Deed.EXIT))
@@ -285,6 +289,7 @@ def test_r52_a_second_group_works_after_the_first_has_failed(started, listener):
     assert listener.answers(1) == {2: "again"}
 
 
+@pytest.mark.long
 def test_two_groups_do_not_share_their_fate(started):
     listeners = [Recorder(), Recorder()]
     groups = [started(listener=each) for each in listeners]
@@ -294,6 +299,7 @@ def test_two_groups_do_not_share_their_fate(started):
     assert listeners[1].answers(1) == {1: "b"} and listeners[1].failures.empty()
 
 
+@pytest.mark.long
 def test_only_the_workers_of_this_node_are_started(build, listener):
     nodes = (NodeResources(0, (0,)), NodeResources(1, (0,)))
     supervisor = build(shape={"replicas": 2, "nodes": nodes}, node_rank=1)
