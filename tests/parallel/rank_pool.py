@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import multiprocessing as mp
+import os
 import pickle
 import socket
 import traceback
@@ -97,6 +98,8 @@ def _serve(end: Connection, rank: int, size: int, port: int, device: str) -> Non
     while (work := pickle.loads(end.recv_bytes())) is not None:
         end.send_bytes(pickle.dumps(contextvars.copy_context().run(_run, *work)))
     P.destroy_process_group()
+    # A thread of gloo's may still be ending; the interpreter's own end would abort under it.
+    os._exit(0)
 
 
 def _run(check: Callable[..., Any], args: tuple[object, ...]) -> tuple[str | None, Any]:
