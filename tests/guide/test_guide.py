@@ -57,6 +57,7 @@ def test_r29_a_single_device_needs_no_deployment():
     assert left["engine"].closed
 
 
+@pytest.mark.long
 def test_r30_r31_r33_two_replicas_of_two_ranks():
     """The first two requests go to different replicas; two ranks take part in each."""
     engine = run("two replicas of two ranks", model_args=ModelArgs())["engine"]

@@ -16,6 +16,8 @@ import pytest
 
 from tests.project.conftest import PHALANX, ROOT
 
+pytestmark = pytest.mark.long
+
 MODEL = ("--model", "smollm2-135m", "--dtype", "float32", "--port", "0")
 ENDLESS = {
     "text": "Once upon a time",
@@ -96,7 +98,6 @@ def two_replicas() -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield server
 
 
-@pytest.mark.long
 def test_r75_r114_a_server_over_two_replicas_answers_concurrently(two_replicas):
     """Both streams have begun, neither has ended, and each is on a replica of its own."""
     url, _ = two_replicas
@@ -131,7 +132,6 @@ def test_r114_top_shows_a_row_a_replica(two_replicas):
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == ["0", "1", "all"]
 
 
-@pytest.mark.long
 def test_r61_r64_a_killed_worker_makes_the_server_unhealthy_and_it_still_stops():
     with serving("--replicas", "2") as (url, process):
         workers = worker_pids(process.pid)
@@ -144,7 +144,6 @@ def test_r61_r64_a_killed_worker_makes_the_server_unhealthy_and_it_still_stops()
         assert status == 503, text
 
 
-@pytest.mark.long
 def test_generate_over_two_ranks_says_the_same():
     done = subprocess.run(
         [PHALANX, "generate", "What is the capital of France?", "--dtype", "float32", "--tp", "2"],
