@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import SubmoduleStep
 from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.graphs.region_config import RegionConfig
@@ -159,7 +160,9 @@ class NodeSubmodule(nn.Module):
         """Inputs of one captured shape, on the device and valid as they are: what a step does not
         fill keeps these values and is computed as padding.
         """
-        raise NotImplementedError(f"{type(self).__name__} has captures and no static inputs")
+        raise ConfigurationError(
+            f"{type(self).__name__} has capture_configs and no static_inputs; define static_inputs"
+        )
 
     def regions(self) -> Sequence[RegionConfig]:
         """Parts of the forward that are captured on their own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -109,11 +110,12 @@ def answer(prepared: Prepared | Mapping[str, Tensor], outputs: Mapping[str, Tens
     )
 
 
-class SmallRequest:
+class SmallRequest(ABC):
     """What most requests of the small models answer alike: no settings, and nothing before the end."""
 
+    @abstractmethod
     def next_work(self) -> Work | None:
-        raise NotImplementedError
+        """What to compute next; None at the end."""
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
         return {}
