@@ -17,6 +17,7 @@ from phalanx.errors import ConfigurationError
 from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
+from phalanx.schema.observation import Actions, Observation, PolicyInfo
 from phalanx.schema.parallel import MODEL_DOMAINS, ParallelConfig, ResolvedParallelConfig
 from phalanx.schema.statistics import LoopStatistics
 
@@ -33,6 +34,7 @@ __all__ = [
     "LoopStatistics",
     "MergeableDelta",
     "PluginRef",
+    "PolicyAdapter",
     "Scheduled",
     "ServingAdapter",
 ]
@@ -61,6 +63,29 @@ class ServingAdapter(Protocol):
     @property
     def model_info(self) -> dict[str, Any]:
         """Facts for `/model_info`: model_path, model_type, architectures, ..."""
+        ...
+
+
+class PolicyAdapter(Protocol):
+    """What the robot protocols of a model server need from a policy, in the server's process.
+
+    Loaded without the model. It keeps nothing of a request: both methods may run for many requests
+    at once, on any thread.
+    """
+
+    @property
+    def info(self) -> PolicyInfo: ...
+
+    def request(self, observation: Observation) -> Any:
+        """The plugin's own request: resized, normalized, tokenized.
+
+        Raises `InvalidRequestError` naming what of the observation the policy cannot use, and what
+        it wants instead.
+        """
+        ...
+
+    def actions(self, output: Any, observation: Observation) -> Actions:
+        """The robot's own actions of the plugin's output: unnormalized, cut to what was wanted."""
         ...
 
 
@@ -105,6 +130,15 @@ class _Plugin(ABC):
     @classmethod
     def serving(cls, args: Any) -> ServingAdapter | None:
         """The adapter for text protocols, or None for a plugin that is served by `/infer` only."""
+        return None
+
+    @classmethod
+    def policy(cls, args: Any, settings: Mapping[str, Any]) -> PolicyAdapter | None:
+        """The adapter for robot protocols, or None for a plugin that is no robot policy.
+
+        `settings` are `adapter.args` of a server's file; a key that is unknown is refused by
+        `ConfigurationError`. The checkpoint is on disk.
+        """
         return None
 
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Clients of model servers and of the gateway, asynchronous and synchronous."""

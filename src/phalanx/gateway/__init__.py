@@ -1,0 +1,1 @@
+"""One address in front of many model servers: adapters, resolver, relay. Loads no torch."""
