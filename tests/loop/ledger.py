@@ -117,9 +117,12 @@ class Bench:
         if not self.looks_ahead:
             assert in_flight(cache) == [], "between two steps nothing is in flight"
 
-    def finish(self, max_ticks: int = 2000) -> int:
-        """Tick until nobody is left; the number of ticks."""
+    def finish(self, max_ticks: int = 2000, wakes: int = 0) -> int:
+        """Tick until nobody is left; the number of ticks. Whoever waits is woken up to so often."""
         for num_ticks in range(max_ticks + 1):
+            if not self.loop.busy and self.ledger.live and wakes:
+                self.engine.waker.wake()
+                wakes -= 1
             if not self.loop.busy:
                 assert not self.ledger.live
                 assert self.loop.idle

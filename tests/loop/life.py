@@ -208,7 +208,7 @@ class Life:
         # Each tick brings the first in rank on, or is one of the few that skip or end others.
         states = [bench.states[rid] for rid in bench.ledger.live]
         work = sum(len(state.prompt) + state.count + 5 for state in states)
-        bench.finish(max_ticks=(1 + len(states)) * work + 5)
+        bench.finish(max_ticks=(1 + len(states)) * work + 5, wakes=2 * len(states))
         bench.loop.close()
         counted = sum(state.num_push_backs for state in bench.states.values())
         assert bench.loop.num_push_backs >= counted

@@ -223,7 +223,7 @@ def test_a_skipped_request_waits_without_holding_others_up():
     bench = bench_of()
     bench.start("late", 3, 2, skips=5)
     bench.start("a", 3, 2)
-    bench.finish()
+    bench.finish(wakes=6)
     assert bench.ledger.order == ["a", "late"]
     assert bench.output("late") == expected(bench, "late")
 
@@ -232,7 +232,7 @@ def test_a_skipped_request_does_not_keep_the_turn_of_another_walk():
     bench = bench_of()
     bench.start("late", 3, 2, skips=6, place=(NODE, "one"))
     bench.start("a", 3, 3, place=(NODE, "two"))
-    bench.finish()
+    bench.finish(wakes=6)
     assert bench.ledger.order == ["a", "late"]
 
 

@@ -82,6 +82,11 @@ class Admission:
         node = first.work.node
         return not self._engine.fits(node, totals) and self._relieve(node, None, first)
 
+    def leave_out(self, rids: Collection[str]) -> None:
+        """Hold these until they are woken: their node wants them in no step now."""
+        for rid in rids:
+            self._hold(self._roster.requests[rid])
+
     def resolve(self, batch: ExecutingBatch) -> None:
         """React to a refused step, so that its rows can be tried again without those it was for."""
         reason = batch.admit_error

@@ -175,6 +175,8 @@ class PipelinedLoop(StepLoop):
         step_rows = [engine.row(one.rid, span, ahead.get(one.rid, 0)) for one, span in rows]
         batch = ExecutingBatch(plan.node, plan.walk, step_rows)
         engine.prepare_inputs(batch)
+        # Of those ahead the node knows too little to say more than that this step is not theirs.
+        self._admission.leave_out(batch.skipped - ahead.keys())
         plans = engine.can_pre_plan(plan.node)
         planned = self._threads.plan(batch, flight.batch) if plans else None
         return _Ahead(plan, rows, batch, planned, works)

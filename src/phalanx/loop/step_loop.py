@@ -240,6 +240,7 @@ class StepLoop:
         step_rows = [self._engine.row(request.rid, span) for request, span in rows]
         batch = ExecutingBatch(plan.node, plan.walk, step_rows)
         self._engine.prepare_inputs(batch)
+        self._admission.leave_out(batch.skipped)
         return batch
 
     def _settle(self, batch: ExecutingBatch, rows: Rows) -> None:
@@ -253,7 +254,7 @@ class StepLoop:
         for (request, _), _, error in attempt_each(_advanced, came_through):
             if error is not None:
                 batch.register_failure(request.rid, error)
-        self.num_steps += 1
+        self.num_steps += bool(batch.rows)
         self.last_batch_size = len(computed)
         self._engine.check_stop(batch)
         failed = batch.failed_requests

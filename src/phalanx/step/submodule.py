@@ -98,7 +98,12 @@ class NodeSubmodule(nn.Module):
         """Keep the node's resources; called once, before any step."""
 
     def prepare_inputs(self, walk: str, row: StepRow) -> Any:  # noqa: ANN401
-        """One row's host-side inputs; None leaves the row out of this step without an error."""
+        """One row's host-side inputs; None leaves the row out of this step without an error.
+
+        It then waits, with all it holds, and is asked again when the engine's `waker` is woken (by
+        whatever the row waits for, on any thread) or another request has left. A row `ahead` only
+        stays out of the step that is prepared ahead, and is asked again for the next.
+        """
         return row
 
     def thread_outputs(
