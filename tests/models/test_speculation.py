@@ -85,7 +85,9 @@ def test_an_early_end_costs_one_row_and_leaves_nothing(tiny):
     assert [one.completions[0].text for one in got] == [one.completions[0].text for one in expected]
     parts = [one.completions[0] for one in got]
     early = sum(isinstance(part.finish_reason, Stop) and len(part.token_ids) < 40 for part in parts)
-    assert service._loop.num_discarded == early > 0
+    statistics = service.statistics()
+    assert statistics.num_discarded == early > 0
+    assert statistics.num_ahead > 0
 
 
 def test_a_flush_and_a_pause_find_nothing_in_flight(tiny):

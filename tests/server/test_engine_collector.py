@@ -75,6 +75,13 @@ def test_a_device_that_is_not_measured_has_no_series():
     assert "phalanx_replica_device_utilization{replica=1}" not in found
 
 
+def test_steps_ahead_and_what_was_computed_for_nothing_are_counted():
+    loop = LoopStatistics(num_steps=9, num_ahead=7, num_discarded=2)
+    found = samples(EngineStatistics(loop=loop))
+    assert found["phalanx_steps_ahead_total{}"] == 7
+    assert found["phalanx_discarded_rows_total{}"] == 2
+
+
 def test_queue_times_are_cumulative_in_their_bounds():
     found = samples(EngineStatistics(replicas=(FIRST,)))
     for index, bound in enumerate(QUEUE_TIME_BUCKETS_S):

@@ -92,10 +92,6 @@ class PipelinedLoop(StepLoop):
         """Requests that have ended while a step with them is in flight, in that order: on every
         rank their memory must come back in the same one."""
         self._num_consecutive = 0
-        self.num_ahead = 0
-        """Steps that were prepared while another was in flight, and computed."""
-        self.num_discarded = 0
-        """Rows that were computed for nothing."""
 
     @property
     def busy(self) -> bool:

@@ -50,6 +50,10 @@ class StepLoop:
         self._num_left = 0
         """`num_left` of the roster when those who are held last tried again."""
         self.num_steps = 0
+        self.num_ahead = 0
+        """Steps that were prepared while another was computed; none where no loop looks ahead."""
+        self.num_discarded = 0
+        """Rows of such steps that were computed for nothing."""
         self.last_batch_size = 0
         self._paused = False
 

@@ -15,17 +15,22 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a batching plugin's loop holds and has done; counters since its start.
 
     `num_generated_tokens` and `num_prompt_tokens` count computed work, `num_cached_tokens` prompt
-    tokens that were found in the cache instead, `num_retractions` requests pushed back,
+    tokens that were found in the cache instead, `num_ahead` steps that were prepared while the one
+    before was computed, `num_discarded` rows of them that were computed for nothing (their request
+    had ended, or wanted something else), `num_retractions` requests pushed back,
     `num_offloads` and `num_reloads` requests whose state was moved to the host and brought back,
-    `num_offloaded` those that wait with it there, `last_batch_size` the rows of the newest step, `pool_tokens` the capacity of the cache,
-    `pool_used_tokens` the part of it that requests hold, and `pool_cached_tokens` the part that is
-    kept for requests to come and given up when room is needed. `stage_s` has the host seconds that
-    each stage of the steps took, where `RuntimeConfig.step_timings` asks for it.
+    `num_offloaded` those that wait with it there, `last_batch_size` the rows of the newest step,
+    `pool_tokens` the capacity of the cache, `pool_used_tokens` the part of it that requests hold,
+    and `pool_cached_tokens` the part that is kept for requests to come and given up when room is
+    needed. `stage_s` has the host seconds that each stage of the steps took, where
+    `RuntimeConfig.step_timings` asks for it.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_steps: int = 0
+    num_ahead: int = 0
+    num_discarded: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0

@@ -53,6 +53,8 @@ def _of_loop(loop: LoopStatistics) -> Iterable[Metric]:
         yield GaugeMetricFamily(f"phalanx_{name}", text, value=value)
     for name, text, value in (
         ("steps", "Steps of the loop.", loop.num_steps),
+        ("steps_ahead", "Steps prepared while another was computed.", loop.num_ahead),
+        ("discarded_rows", "Rows of such steps computed for nothing.", loop.num_discarded),
         ("retractions", "Requests pushed back for want of memory.", loop.num_retractions),
         ("offloads", "Requests moved to the host for want of memory.", loop.num_offloads),
         ("reloads", "Requests brought back from the host.", loop.num_reloads),

@@ -21,7 +21,14 @@ from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.sequence_maker import SequenceMaker, child_id
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.processing.text import TextTokenizer
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
+from phalanx.schema.control import (
+    Continue,
+    ControlOp,
+    Flush,
+    Pause,
+    PauseMode,
+    ReplaceWeights,
+)
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
 from phalanx.schema.limits import Limits
@@ -161,6 +168,8 @@ class CausalLMService:
                     return False
                 self._engine.prefixes.forget()
                 return True
+            case ReplaceWeights():
+                raise NotImplementedError("plugin 'causal_lm' takes no new weights")
 
     def statistics(self) -> LoopStatistics:
         cache = self._cache
@@ -168,6 +177,8 @@ class CausalLMService:
             num_running=self._loop.num_running,
             num_waiting=self._loop.num_waiting + len(self._grammars),
             num_steps=self._loop.num_steps,
+            num_ahead=self._loop.num_ahead,
+            num_discarded=self._loop.num_discarded,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
