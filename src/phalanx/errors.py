@@ -8,11 +8,13 @@ PhalanxError
 |  `- InvalidRequestError                one request, refused before it was queued
 |     |- MalformedRequestError           its body is not of the protocol's form
 |     |- BodyTooLargeError               its body is larger than the server takes
-|     `- UnknownModelError               it names a model that is not served here
+|     |- UnknownModelError               it names a model that is not served here
+|     `- WrongRequestTypeError (TypeError) it is not of the class that the plugin takes
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
 |  |- CaptureMismatchError               its node declares another step than it said to capture
 |  `- StreamStalledError                 its reader took nothing for too long
+|- WeightUpdateError (RuntimeError)      new weights: sent out of order, or incomplete; nothing changed
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
 |  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
@@ -38,6 +40,8 @@ __all__ = [
     "StreamStalledError",
     "UnknownGroupError",
     "UnknownModelError",
+    "WeightUpdateError",
+    "WrongRequestTypeError",
     "WrongTypeError",
 ]
 
@@ -86,6 +90,10 @@ class UnknownModelError(InvalidRequestError):
     """A request names a model that is not served here."""
 
 
+class WrongRequestTypeError(InvalidRequestError, TypeError):
+    """A request is not of the class that the plugin takes, or that this method takes."""
+
+
 class MissingDependencyError(PhalanxError, ImportError):
     """An optional package is needed; the message says how to install it."""
 
@@ -103,6 +111,10 @@ class CaptureMismatchError(RequestFailedError):
 
 class StreamStalledError(RequestFailedError):
     """A stream was cancelled because its reader took nothing for the stall time-out."""
+
+
+class WeightUpdateError(PhalanxError, RuntimeError):
+    """A weight update is out of order or incomplete; the weights that are served are the old ones."""
 
 
 class PhalanxDistError(PhalanxError, RuntimeError):

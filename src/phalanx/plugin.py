@@ -37,6 +37,7 @@ __all__ = [
     "PolicyAdapter",
     "Scheduled",
     "ServingAdapter",
+    "WeightStore",
 ]
 
 PARALLEL_DOMAINS = frozenset({"pipeline", "cfg", "dense", "attention", "moe"})
@@ -89,6 +90,17 @@ class PolicyAdapter(Protocol):
         ...
 
 
+class WeightStore(Protocol):
+    """What a plugin whose weights can be replaced says of them; asked from any thread."""
+
+    def check_weight(self, name: str, tensor: Any) -> None:
+        """Refuse a tensor that no weight of the model takes.
+
+        Raises `InvalidRequestError` naming the weight and what shape and dtype it takes.
+        """
+        ...
+
+
 class _Plugin(ABC):
     """What both kinds declare; all of it is usable without an instance and without a device."""
 
@@ -96,6 +108,8 @@ class _Plugin(ABC):
     args_cls: ClassVar[type[EntryArgs]]
     request_cls: ClassVar[type[Any]]
     output_cls: ClassVar[type[Any]]
+    rollout_cls: ClassVar[type[Any] | None] = None
+    """What `Engine.rollout_step` takes, for a policy that is trained; `start` or `step` gets it."""
     parallel_domains: ClassVar[frozenset[str]] = frozenset()
 
     @staticmethod  # noqa: B027 - optional
@@ -144,6 +158,11 @@ class _Plugin(ABC):
     @abstractmethod
     def setup(self, args: Any) -> None:
         """Load the model; called once, before any request."""
+
+    @property
+    def weights(self) -> WeightStore | None:
+        """What can be replaced by `ReplaceWeights`; None for a plugin that takes no new weights."""
+        return None
 
     @property
     def limits(self) -> Limits:

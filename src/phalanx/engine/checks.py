@@ -7,7 +7,12 @@ from typing import Any
 from phalanx.engine import registry
 from phalanx.engine.registry import PluginClass
 from phalanx.engine_config import EngineArgs, EngineConfig
-from phalanx.errors import ConfigurationError, InvalidRequestError, WrongTypeError
+from phalanx.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    WrongRequestTypeError,
+    WrongTypeError,
+)
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.limits import Limits
 
@@ -47,12 +52,27 @@ def check_request(plugin: PluginClass, limits: Limits, request: Any, rid: str | 
         raise InvalidRequestError(
             f"rid {rid!r} must be a non-empty string that UTF-8 can hold", field="rid"
         )
-    if not isinstance(request, plugin.request_cls):
-        raise InvalidRequestError(
-            f"plugin {plugin.name!r} takes {plugin.request_cls.__name__}, "
-            f"not {type(request).__name__}"
-        )
+    _check_type(plugin, plugin.request_cls, request)
     plugin.validate(request, limits)
+
+
+def check_rollout(plugin: PluginClass, limits: Limits, request: Any) -> None:
+    """Refuse a rollout that can never be computed. Raises `InvalidRequestError`."""
+    if plugin.rollout_cls is None:
+        raise InvalidRequestError(
+            f"plugin {plugin.name!r} has no rollouts; its requests go to step()"
+        )
+    _check_type(plugin, plugin.rollout_cls, request)
+    plugin.validate(request, limits)
+
+
+def _check_type(plugin: PluginClass, wanted: type[Any], request: Any) -> None:
+    # An exact match: a rollout's request is one of the plain kind with more to it.
+    is_rollout = plugin.rollout_cls is not None and isinstance(request, plugin.rollout_cls)
+    if not isinstance(request, wanted) or (is_rollout and wanted is not plugin.rollout_cls):
+        raise WrongRequestTypeError(
+            f"plugin {plugin.name!r} takes {wanted.__name__}, not {type(request).__name__}"
+        )
 
 
 def _is_name(rid: object) -> bool:

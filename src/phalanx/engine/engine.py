@@ -19,7 +19,7 @@ from phalanx import settings
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine import registry
 from phalanx.engine.async_streams import AsyncResponseStream, AsyncSink
-from phalanx.engine.checks import check_request, checked_deployment, checked_plugin
+from phalanx.engine.checks import check_request, check_rollout, checked_deployment, checked_plugin
 from phalanx.engine.deployments import create_deployment
 from phalanx.engine.device_use import create_device_use
 from phalanx.engine.dispatcher import RequestDispatcher
@@ -29,6 +29,8 @@ from phalanx.engine.requests import RequestTable
 from phalanx.engine.sinks import CallerSink, FutureSink
 from phalanx.engine.startup import Startup
 from phalanx.engine.streams import ResponseStream, ThreadSink
+from phalanx.engine.training import Training, not_here
+from phalanx.engine.weight_update import WeightUpdate
 from phalanx.engine_config import EngineArgs, EngineConfig, RuntimeConfig, use_engine_config
 from phalanx.errors import (
     EngineOverloadedError,
@@ -43,7 +45,7 @@ from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import EngineStatistics
 
 
-class Engine:
+class Engine(Training):
     """Runs one plugin: in this process, as replicas in local workers, or as a launcher's rank.
 
     `deployment` says where (`DeploymentConfig()`, the default, keeps a single rank of a single
@@ -82,6 +84,7 @@ class Engine:
             self._clock, self._admission(world), self._deployment.replica_count
         )
         self._mailboxes = Mailboxes()
+        self._weight_update = WeightUpdate(self._clock)
         self._closed = False
         running = create_deployment(
             self._mode,
@@ -212,11 +215,6 @@ class Engine:
         return self._args
 
     @property
-    def version(self) -> str:
-        """Version of the weights that are served."""
-        return "default"
-
-    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
@@ -250,6 +248,22 @@ class Engine:
         finally:
             if self._startup.current is None:  # nothing to close, and nothing ever will be
                 atexit.unregister(self.close)
+
+    def _single_core(self, verb: str) -> RequestDispatcher:
+        if self._mode is Mode.LOCAL:
+            raise not_here(verb, "this engine's replicas run in workers")
+        if self._config.parallel.infer_replica_world_size() > 1:
+            raise not_here(verb, "this engine's replica has several ranks")
+        return self._started()
+
+    def _step_rollout(self, dispatcher: RequestDispatcher, request: Any) -> Any:
+        try:
+            with use_engine_config(self._config):
+                check_rollout(self._plugin, dispatcher.limits, request)
+        except InvalidInputError:
+            self._requests.count_refused()
+            raise
+        return dispatcher.step(self._requests.fresh_rid(), request, CallerSink())
 
     def _check(self, request: Any, rid: str | None) -> tuple[str, RequestDispatcher]:
         """Refuse what can never be served; returns the request's id and who takes it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -35,4 +37,13 @@ class Flush(msgspec.Struct, frozen=True, tag="flush"):
     """
 
 
-ControlOp = Pause | Continue | Flush
+class ReplaceWeights(msgspec.Struct, frozen=True, tag="replace_weights"):
+    """Put `tensors` (torch tensors by their names in a checkpoint, all of them checked) in place of
+    the old ones, as `version`. Running requests are computed anew, so none mixes two versions.
+    """
+
+    tensors: Mapping[str, Any]
+    version: str
+
+
+ControlOp = Pause | Continue | Flush | ReplaceWeights
