@@ -249,7 +249,7 @@ def test_what_is_behind_a_regions_inputs_is_zero():
     bench.step("a", "b", "c", span=2)
     bench.step("c")
     inputs = [
-        one.inputs["x"] for captured in region._captured.values() for one in captured.values()
+        one.inputs["x"] for captured in region.captures._made.values() for one in captured.values()
     ]
     narrow = min(inputs, key=len)
     assert narrow.tolist() == [3.0, 0.0, 0.0, 0.0]

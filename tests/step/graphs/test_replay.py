@@ -91,7 +91,7 @@ def test_padding_holds_what_the_static_inputs_gave_it(bench):
     bench.node.compute = lambda x: x * 2
     bench.step("c", "b", "a")
     graphs = bench.engine._nodes[NODE].graphs._graphs
-    for captured in graphs._captured.values():
+    for captured in graphs.captures._made.values():
         for one in captured.values():
             seen.append(one.inputs["x"])
     bench.step("b")
@@ -245,7 +245,7 @@ def test_rule_2_17_5_the_launch_is_announced_after_staging_and_before_the_replay
     class Watched:
         def set(self) -> None:
             lease = batch.lease
-            staged.extend(graphs._captured[lease.bucket][lease.slot].inputs["x"].tolist())
+            staged.extend(graphs.captures._made[lease.bucket][lease.slot].inputs["x"].tolist())
             backend.log.append("launch started")
 
         def is_set(self) -> bool:

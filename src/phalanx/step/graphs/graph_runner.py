@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from phalanx.errors import ConfigurationError
 from phalanx.step.graphs.capture_config import CaptureConfig
-from phalanx.step.graphs.capturing import Captured, CaptureTask, Capturing
+from phalanx.step.graphs.captures import Captures
+from phalanx.step.graphs.capturing import CaptureTask, Capturing
 from phalanx.step.graphs.compiling import Forward
 from phalanx.step.graphs.slots import NodeSlots
-from phalanx.step.graphs.static_inputs import StaticInputs, stage
+from phalanx.step.graphs.static_inputs import StaticInputs
 from phalanx.step.lease import BucketKey, SlotLease
 from phalanx.step.outputs import Column, NodeOutputs
 from phalanx.step.submodule import NodeSubmodule
-
-logger = logging.getLogger(__name__)
 
 
 class GraphRunner:
@@ -34,27 +32,16 @@ class GraphRunner:
         forward: Forward,
     ) -> None:
         """`forward` computes a batch, under the node's autocast."""
-        self._node = node
+        self._owner = f"node {node!r}"
         self._submodule = submodule
         self._configs = tuple(configs)
-        self._slots = slots
         self._forward = forward
-        self._captured: dict[BucketKey, dict[int, Captured]] = {}
-        self.refused: dict[BucketKey, str] = {}
-
-    @property
-    def any_captured(self) -> bool:
-        return bool(self._captured)
-
-    @property
-    def buckets(self) -> tuple[BucketKey, ...]:
-        """The shapes that are captured."""
-        return tuple(self._captured)
+        self.captures = Captures(self._owner, slots)
 
     def capture(self, capturing: Capturing, compiled: Callable[[Forward], Forward]) -> None:
         """Capture all shapes, each config's largest first."""
         for config in self._configs:
-            static = StaticInputs(f"node {self._node!r}, walk {config.walk!r}")
+            static = StaticInputs(f"{self._owner}, walk {config.walk!r}")
             forward = compiled(self._forward) if config.compiles else self._forward
             for bucket in config.buckets():
                 self._capture(bucket, static, forward, capturing)
@@ -71,12 +58,7 @@ class GraphRunner:
             partial(self._submodule.declare_capture, bucket.walk, bucket.key),
             padding,
         )
-        made = capturing.capture(task, self._slots.numbers)
-        if isinstance(made, str):
-            self.refused[bucket] = made
-            logger.warning("node %r is not captured as %s: %s", self._node, bucket, made)
-        else:
-            self._captured[bucket] = made
+        self.captures.add(task, capturing)
 
     def max_batch_size(self, walk: str) -> int | None:
         """The most rows of the captures of a walk that cap its steps; None if none does."""
@@ -85,7 +67,7 @@ class GraphRunner:
             for config in self._configs
             if config.caps_eager_batch_size and walk in config.walks
             for bucket in config.buckets()
-            if bucket in self._captured
+            if bucket in self.captures
         ]
         return max(rows, default=None)
 
@@ -103,9 +85,7 @@ class GraphRunner:
             if walk in config.walks and config.key == key and config.shapes.takes(spans)
             if prepared or not config.shapes.packed
             for bucket in config.buckets()
-            if bucket in self._captured
-            and bucket.rows >= len(spans)
-            and bucket.tokens >= sum(spans)
+            if bucket in self.captures and bucket.rows >= len(spans) and bucket.tokens >= sum(spans)
         ]
         if prepared:
             return min(fitting, key=lambda one: (one.tokens, one.rows), default=None)
@@ -118,23 +98,14 @@ class GraphRunner:
 
         The plans must be in the slot's buffers, as far as the current stream is concerned.
         """
-        owner = f"node {self._node!r} as {lease.bucket}"
         if not isinstance(prepared, Mapping):
             raise ConfigurationError(
-                f"preprocess of {owner} returned a {type(prepared).__name__}; a step that replays a "
-                "capture (EngineInputs.lease) needs tensors by name"
+                f"preprocess of {self._owner} as {lease.bucket} returned a "
+                f"{type(prepared).__name__}; a step that replays a capture (EngineInputs.lease) "
+                "needs tensors by name"
             )
-        captured = self._captured[lease.bucket][lease.slot]
-        stage(owner, captured.inputs, prepared, captured.padding)
-        launch_started.set()
-        outputs = captured.replay()
-        self._slots.replayed(lease.slot)
+        outputs = self.captures.replay(lease, prepared, launch_started.set)
         return NodeOutputs({name: Column.by_row(values) for name, values in outputs.items()})
-
-    def drop(self) -> None:
-        """Forget all captures, as when memory that they address is given back."""
-        self._captured.clear()
-        self.refused.clear()
 
 
 def _columns(

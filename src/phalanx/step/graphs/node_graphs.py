@@ -45,11 +45,12 @@ class NodeGraphs:
         self._graphs = GraphRunner(node, submodule, self._configs, slots, self.forward_batched)
         configs = submodule.regions() if backend.captures else ()
         self._regions = {config.label: Region(node, config, slots) for config in configs}
+        self._all = [self._graphs.captures, *(one.captures for one in self._regions.values())]
 
     @property
     def has_regions(self) -> bool:
         """Whether some part of the forward is captured on its own."""
-        return any(region.any_captured for region in self._regions.values())
+        return any(region.captures for region in self._regions.values())
 
     def prepare_for_capture(self) -> None:
         """Have the node's resources take their static buffers."""
@@ -69,13 +70,11 @@ class NodeGraphs:
         """Capture everything anew."""
         self.drop()
         self._graphs.capture(capturing, partial(compiled, backend=self._backend, captured=True))
-        refused = dict(self._graphs.refused)
-        buckets = list(self._graphs.buckets)
         for region in self._regions.values():
             region.capture(capturing)
-            refused.update(region.refused)
-            buckets += region.buckets
-        return CaptureReport(tuple(buckets), refused)
+        buckets = tuple(bucket for one in self._all for bucket in one)
+        refused = {bucket: why for one in self._all for bucket, why in one.refused.items()}
+        return CaptureReport(buckets, refused)
 
     def compile_eager(self) -> None:
         """Compile the eager forward, if the node wants it; after captures, which do it themselves."""
@@ -86,9 +85,8 @@ class NodeGraphs:
 
     def drop(self) -> None:
         """Forget all captures."""
-        self._graphs.drop()
-        for region in self._regions.values():
-            region.drop()
+        for captures in self._all:
+            captures.drop()
 
     def max_batch_size(self, walk: str) -> int | None:
         """The node's limit, and that of captures which cap what is eager."""
@@ -100,7 +98,7 @@ class NodeGraphs:
 
         A lease that was taken for other rows is taken anew, on the same slot.
         """
-        if not self._graphs.any_captured or not batch.rows:
+        if not self._graphs.captures or not batch.rows:
             batch.lease = batch.leased_rows = None
         elif batch.leased_rows != batch.layout:
             earlier, batch.lease, batch.leased_rows = batch.lease, None, None

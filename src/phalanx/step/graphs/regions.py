@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -10,15 +9,14 @@ from torch import Tensor
 
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import StepContext, SubmoduleStep
-from phalanx.step.graphs.capturing import Captured, CaptureTask, Capturing
+from phalanx.step.graphs.captures import Captures
+from phalanx.step.graphs.capturing import CaptureTask, Capturing
 from phalanx.step.graphs.region_config import RegionConfig, Tensors
 from phalanx.step.graphs.slots import NodeSlots
-from phalanx.step.graphs.static_inputs import StaticInputs, stage
-from phalanx.step.lease import BucketKey, SlotLease
+from phalanx.step.graphs.static_inputs import StaticInputs
+from phalanx.step.lease import SlotLease
 from phalanx.step.outcomes import StepOutcome
 from phalanx.step.runner import StepRunner
-
-logger = logging.getLogger(__name__)
 
 Layout = Sequence[tuple[str, int]]
 """A step's rows as (request, span)."""
@@ -28,23 +26,13 @@ class Region:
     """One region of a node. Its captures are of the bucket's sizes; see `RegionConfig`."""
 
     def __init__(self, node: str, config: RegionConfig, slots: NodeSlots) -> None:
-        self._node = node
         self.config = config
         self._slots = slots
-        self._captured: dict[BucketKey, dict[int, Captured]] = {}
-        self.refused: dict[BucketKey, str] = {}
-
-    @property
-    def any_captured(self) -> bool:
-        return bool(self._captured)
-
-    @property
-    def buckets(self) -> tuple[BucketKey, ...]:
-        return tuple(self._captured)
+        self.captures = Captures(f"region {config.label!r} of node {node!r}", slots)
 
     @property
     def owner(self) -> str:
-        return f"region {self.config.label!r} of node {self._node!r}"
+        return self.captures.owner
 
     def capture(self, capturing: Capturing) -> None:
         """Capture all shapes, the largest first."""
@@ -54,19 +42,14 @@ class Region:
             inputs = static.part(config.static_inputs(bucket.rows, bucket.tokens))
             compute = partial(config.compute, inputs)
             task = CaptureTask(bucket, inputs, compute, partial(config.declare_step, (), ()))
-            made = capturing.capture(task, self._slots.numbers)
-            if isinstance(made, str):
-                self.refused[bucket] = made
-                logger.warning("%s is not captured as %s: %s", self.owner, bucket, made)
-            else:
-                self._captured[bucket] = made
+            self.captures.add(task, capturing)
 
     def lease(self, layout: Layout) -> SlotLease | None:
         """A shape that these rows fit into, on the node's next slot."""
         spans = [span for _, span in layout]
         fitting = [
             bucket
-            for bucket in self._captured
+            for bucket in self.captures
             if self.config.shapes.takes(spans)
             and bucket.rows >= len(spans)
             and bucket.tokens >= sum(spans)
@@ -77,18 +60,10 @@ class Region:
 
     def replay(self, lease: SlotLease, inputs: Tensors) -> Tensors:
         """Stage, with zeros behind the inputs, and replay; the outputs are the caller's own."""
-        captured = self._captured[lease.bucket][lease.slot]
-        stage(self.owner, captured.inputs, inputs, captured.padding)
-        outputs = captured.replay()
-        self._slots.replayed(lease.slot)
-        return outputs
+        return self.captures.replay(lease, inputs)
 
     def await_free(self, lease: SlotLease) -> None:
         self._slots.await_free(lease.slot)
-
-    def drop(self) -> None:
-        self._captured.clear()
-        self.refused.clear()
 
 
 class RegionRun:
