@@ -59,7 +59,7 @@ def test_captured_decoding_gives_the_eager_tokens(model, capture):
     eager = ids(drive(model, "off").run(*requests()))
     driven = drive(model, capture)
     assert {bucket.rows for bucket in graphs_of(driven).captures} == {1, 2, 4}
-    assert graphs_of(driven).refused == {}
+    assert graphs_of(driven).captures.refused == {}
     assert ids(driven.run(*requests())) == eager
 
 
@@ -73,7 +73,7 @@ def test_cuda_graphs_give_the_eager_tokens(tiny_dir):
     for capture in ("off", "rerun", "graph"):
         captured = replace(model, backend=create_backend("cuda", capture=capture))
         driven = Drive(captured, config, max_batch_size=4, context_length=64, page_size=4)
-        assert graphs_of(driven).refused == {}
+        assert graphs_of(driven).captures.refused == {}
         assert bool(graphs_of(driven).captures) is (capture != "off")
         found.append(ids(driven.run(*requests())))
     assert found[0] == found[1] == found[2]
