@@ -1,0 +1,1 @@
+"""The gateway's HTTP core: an asyncio protocol that answers, upgrades and relays requests."""
