@@ -18,7 +18,8 @@ PhalanxError
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
 |  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
-   `- EngineOverloadedError              its queue is full; the request never started
+   |- EngineOverloadedError              its queue is full; the request never started
+   `- NoServerError                      a gateway has no server that is ready for the request
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidRequestError",
     "MalformedRequestError",
     "MissingDependencyError",
+    "NoServerError",
     "PhalanxDistError",
     "PhalanxError",
     "RequestFailedError",
@@ -135,3 +137,14 @@ class EngineUnavailableError(PhalanxError, RuntimeError):
 
 class EngineOverloadedError(EngineUnavailableError):
     """The engine's queue is full; the request was not started and may be sent elsewhere."""
+
+
+class NoServerError(EngineUnavailableError):
+    """No server of the model is ready; the request was not started.
+
+    `retry_after_s` is when it is worth sending it again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
