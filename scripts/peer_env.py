@@ -1,6 +1,7 @@
 """Makes the environments of real peers that the long tests run against, beside the project's own.
 
 python scripts/peer_env.py router      makes .venv-router with sglang-router
+python scripts/peer_env.py openpi      makes .venv-openpi with openpi-client
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = {"router": ["sglang-router==0.3.2"]}
+PEERS = {"router": ["sglang-router==0.3.2"], "openpi": ["openpi-client==0.1.2"]}
 
 
 def make(name: str) -> Path:
