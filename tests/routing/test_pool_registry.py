@@ -149,6 +149,9 @@ def test_r102_a_removed_server_finishes_what_it_has_and_then_disappears(case):
     tickets = [case.registry.acquire(PI05) for _ in range(4)]
     assert case.registry.remove(first)
     assert case.state(first) is ServerState.DRAINING
+    assert not case.registry.heartbeat(first), "it is on its way out"
+    case.clock.advance(60)
+    assert [server.server_id for server in case.registry.due()] == [second]
     assert {case.chosen() for _ in range(4)} == {second}
     mine = [ticket for ticket in tickets if ticket.server.server_id == first]
     mine[0].release()
