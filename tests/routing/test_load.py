@@ -10,6 +10,7 @@ from phalanx.errors import NoServerError
 from phalanx.routing.endpoint import Endpoint
 from phalanx.routing.load import InFlight
 from phalanx.routing.snapshot import Server, ServerState
+from phalanx.testing.clock import ManualClock
 
 
 def servers(*names: str) -> tuple[Server, ...]:
@@ -19,7 +20,7 @@ def servers(*names: str) -> tuple[Server, ...]:
 
 
 def load() -> InFlight:
-    return InFlight(on_idle=lambda _: None)
+    return InFlight(ManualClock(), on_idle=lambda _: None)
 
 
 def test_r95_the_server_with_the_fewest_in_flight_is_chosen_in_turn_where_they_tie():
@@ -58,13 +59,26 @@ def test_an_excluded_server_is_not_chosen_however_idle_it_is():
 
 def test_releasing_twice_counts_once_and_the_last_one_makes_idle():
     idle: list[str] = []
-    in_flight = InFlight(on_idle=idle.append)
+    in_flight = InFlight(ManualClock(), on_idle=idle.append)
     first, second = in_flight.acquire(servers("a")), in_flight.acquire(servers("a"))
     first.release()
     first.release()
     assert (in_flight.count("a"), idle) == (1, [])
     second.release()
     assert (in_flight.count("a"), idle) == (0, ["a"])
+
+
+def test_who_listens_is_told_how_long_a_request_was_there_and_what_it_came_to():
+    clock, told = ManualClock(), []
+    in_flight = InFlight(clock, on_idle=lambda _: None)
+    in_flight.listen(lambda ticket, seconds: told.append((ticket.code, seconds)))
+    answered, left = in_flight.acquire(servers("a")), in_flight.acquire(servers("a"))
+    clock.advance(2)
+    answered.outcome("OK", served_s=1.5)
+    answered.release()
+    left.release()
+    left.release()
+    assert told == [("OK", 2), ("CANCELLED", 2)]
 
 
 def test_r108_requests_are_counted_and_not_their_cost():

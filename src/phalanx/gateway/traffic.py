@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from phalanx.clock import Clock
-from phalanx.routing.snapshot import Server
+from phalanx.routing.load import Ticket
 
 NUM_LATEST = 512
 RATE_SECONDS = 60
@@ -93,20 +93,19 @@ class Traffic:
         self._accounts: dict[str, _Account] = {}
         self._failures: deque[Failure] = deque(maxlen=NUM_FAILURES)
 
-    def ended(
-        self, server: Server, code: str, duration_s: float, served_s: float | None, message: str
-    ) -> None:
-        """A request left `server` after `duration_s`, of which the model took `served_s` where it
-        says so: the rest is waiting and transfer.
+    def ended(self, ticket: Ticket, duration_s: float) -> None:
+        """A request left its server. What the model did not take of its time, where the server says
+        what it took, is waiting and transfer.
         """
+        server, code = ticket.server, ticket.code
         account = self._accounts.get(server.server_id)
         if account is None:
             account = self._accounts[server.server_id] = _Account()
         account.codes[code] += 1
         account.latest_s.append(duration_s)
         account.seconds.add(int(self._clock.monotonic_s()))
-        if served_s is not None:
-            account.queues_s.append(max(duration_s - served_s, 0.0))
+        if ticket.served_s is not None:
+            account.queues_s.append(max(duration_s - ticket.served_s, 0.0))
         if is_failure(code):
             self._failures.append(
                 Failure(
@@ -115,7 +114,7 @@ class Traffic:
                     server.model_name,
                     str(server.endpoint),
                     code,
-                    message,
+                    ticket.message,
                 )
             )
 

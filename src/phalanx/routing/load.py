@@ -10,11 +10,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from phalanx.clock import Clock
 from phalanx.errors import NoServerError
 from phalanx.routing.resolver import RETRY_AFTER_S
 from phalanx.routing.snapshot import Server
 
-Release = Callable[["Ticket"], None]
+LEFT = "CANCELLED"
+"""What a request came to that has told nothing: its caller has left it."""
 
 
 class _Account:
@@ -28,13 +30,28 @@ class _Account:
 
 
 class Ticket:
-    """One request at one server, counted from `InFlight.acquire` to `release`."""
+    """One request at one server, counted from `InFlight.acquire` to `release`.
 
-    __slots__ = ("_release", "server")
+    `code`, `served_s` and `message` are its outcome.
+    """
 
-    def __init__(self, server: Server, release: Release) -> None:
+    __slots__ = ("_release", "code", "message", "served_s", "server", "started_s")
+
+    def __init__(self, server: Server, started_s: float, release: Callable[[Ticket], None]) -> None:
         self.server = server
-        self._release: Release | None = release
+        self.started_s = started_s
+        self.code = LEFT
+        self.served_s: float | None = None
+        self.message = ""
+        self._release: Callable[[Ticket], None] | None = release
+
+    def outcome(self, code: str, *, served_s: float | None = None, message: str = "") -> None:
+        """What the request came to: a gRPC status by name, or an HTTP status in digits.
+
+        `served_s` is the time that the server says its model took. Without an outcome the request
+        was left by its caller.
+        """
+        self.code, self.served_s, self.message = code, served_s, message
 
     def release(self) -> None:
         """The request has left the server, however it ended. Once is enough, twice is once."""
@@ -54,13 +71,18 @@ class Ticket:
         self.release()
 
 
+Listener = Callable[[Ticket, float], None]
+
+
 class InFlight:
     """Counts by server id. Belongs to one thread, which alone acquires and releases.
 
     `on_idle` is called with the id of a server whose last request has left.
     """
 
-    def __init__(self, on_idle: Callable[[str], None]) -> None:
+    def __init__(self, clock: Clock, on_idle: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._listeners: tuple[Listener, ...] = ()
         self._accounts: dict[str, _Account] = {}
         self._turns = itertools.count(1)
         self._on_idle = on_idle
@@ -102,7 +124,11 @@ class InFlight:
             )
         best.num_in_flight += 1
         best.turn = next(self._turns)
-        return Ticket(chosen, self._released)
+        return Ticket(chosen, self._clock.monotonic_s(), self._released)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` of each request that leaves, and how many seconds it was there."""
+        self._listeners = (*self._listeners, listener)
 
     def forget(self, server_id: str) -> None:
         """Drop the account of a server that is gone; it must have no requests."""
@@ -110,6 +136,10 @@ class InFlight:
         assert account is None or account.num_in_flight == 0
 
     def _released(self, ticket: Ticket) -> None:
+        if self._listeners:
+            duration_s = self._clock.monotonic_s() - ticket.started_s
+            for listener in self._listeners:
+                listener(ticket, duration_s)
         server_id = ticket.server.server_id
         account = self._accounts[server_id]
         account.num_in_flight -= 1

@@ -35,7 +35,7 @@ class PoolRegistry:
         self._servers: dict[str, Registration] = {}
         self._shown: dict[str, Server] = {}
         self._refused_until_s: dict[str, float] = {}
-        self.load = InFlight(on_idle=self._idle)
+        self.load = InFlight(clock, on_idle=self._idle)
 
     def register_managed(self, model_name: str, endpoint: Endpoint) -> Server:
         """Add a server on an operator's word. It gets requests after its first successful probe."""
