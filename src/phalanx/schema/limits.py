@@ -10,7 +10,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `context_length`: tokens of prompt and output of one request. `pool_tokens`: tokens that the
     cache holds over all requests. `vocab_size`: number of token ids. `max_batch_size`: requests
-    in one step. `payload_bytes`: largest request payload.
+    in one step. `payload_bytes`: largest request payload. `row_shapes`: for a plugin that takes
+    tensors, the shape of one row of each by its field's name.
     """
 
     context_length: int | None = None
@@ -18,3 +19,4 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     max_batch_size: int | None = None
     payload_bytes: int | None = None
+    row_shapes: dict[str, tuple[int, ...]] | None = None

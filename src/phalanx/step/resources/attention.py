@@ -81,6 +81,15 @@ class PagedAttention(Resource):
         """
         plan: PagedPlan = self._plan.by_label[self._label]
         cache = self._cache.layer(self._layer)
-        self._layer += 1
-        q = self._operators.rope_and_write(qkv, heads, rotary, cache, plan.slots)
+        q = self.write(qkv, heads, rotary)
         return self._operators.paged_attention(q, cache, plan, self._scale)
+
+    def write(self, qkv: Tensor, heads: HeadLayout, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """One layer whose output nobody reads: write the step's keys and values.
+
+        The result are the rotated queries, [T, H, D], of which `heads` may have none.
+        """
+        plan: PagedPlan = self._plan.by_label[self._label]
+        cache = self._cache.layer(self._layer)
+        self._layer += 1
+        return self._operators.rope_and_write(qkv, heads, rotary, cache, plan.slots)

@@ -1,0 +1,192 @@
+"""From arguments to a service: geometry, weights, resources and the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.device import create_backend
+from phalanx.device.base import DeviceBackend
+from phalanx.device.operators import create_operators
+from phalanx.device.operators.base import Operators
+from phalanx.device.stage_times import StageTimes
+from phalanx.engine_config import get_engine_config
+from phalanx.loop.scheduler import Budget
+from phalanx.loop.step_loop import StepLoop
+from phalanx.models.pi.checkpoint import PiCheckpoint, WeightRemap
+from phalanx.models.pi.config import PiConfig
+from phalanx.models.pi.expert import ActionExpert
+from phalanx.models.pi.expert_node import ExpertNode
+from phalanx.models.pi.geometry import PiGeometry, resolve_geometry
+from phalanx.models.pi.loading import check_report, load_weights
+from phalanx.models.pi.model import PiModel
+from phalanx.models.pi.names import EMBEDDING
+from phalanx.models.pi.prefix_nodes import PrefixNode, VisionNode
+from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
+from phalanx.models.pi.service import PolicyService
+from phalanx.models.pi.targets import Target
+from phalanx.models.pi.weights import prefix_targets, randomize, unused_names
+from phalanx.schema.limits import Limits
+from phalanx.step.engine import StepEngine
+from phalanx.step.resources.attention import AttentionSpec
+from phalanx.step.resources.base import ResourceSpec
+from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.slot_state import SlotStateSpec, StateBlock
+
+logger = logging.getLogger(__name__)
+
+MakeExpert = Callable[[PiGeometry, torch.dtype, Operators], ActionExpert]
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """What sets one pi policy apart. `camera_count` reads it from `config.json`, None if it is not
+    there; `reads_state` if the expert has a state of its own.
+    """
+
+    published: PiGeometry
+    make_expert: MakeExpert
+    camera_count: Callable[[Mapping[str, Any]], int | None]
+    reads_state: bool
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """A plugin's arguments, as far as they are those of every pi policy."""
+
+    checkpoint_dir: str | Path | None
+    config: PiConfig | None
+    num_cameras: int | None
+    max_batch_size: int
+    weight_remap: WeightRemap
+    weight_strict: bool
+    vision_dtype: torch.dtype
+    native_operators: str
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """The weights in memory, and what was made for them."""
+
+    model: PiModel
+    backend: DeviceBackend
+    operators: Operators
+    reads_state: bool
+
+
+def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
+    """Read the checkpoint into the fastest form that this device has.
+
+    Raises `CheckpointError` for one that does not fit.
+    """
+    engine_config = get_engine_config()
+    runtime = engine_config.runtime
+    times = StageTimes() if runtime.step_timings else None
+    capture = None if runtime.use_cuda_graph else "off"
+    backend = create_backend(engine_config.device.target, times, capture=capture)
+    dtype = engine_config.device.torch_dtype
+    operators = create_operators(options.native_operators, backend.device.type, dtype)
+    checkpoint = None
+    if options.checkpoint_dir is not None:
+        checkpoint = PiCheckpoint(Path(options.checkpoint_dir), options.weight_remap)
+    shapes = None if checkpoint is None else checkpoint.shapes()
+    geometry = geometry_of(kind, options, {} if checkpoint is None else checkpoint.config(), shapes)
+    with torch.device(backend.device):
+        expert = kind.make_expert(geometry, dtype, operators)
+        model = PiModel(geometry, expert, dtype, options.vision_dtype, operators)
+    model.to(backend.device)
+    randomize_first = checkpoint is None or not options.weight_strict
+    if randomize_first:
+        randomize(model, runtime.seed or 0)
+    if checkpoint is not None:
+        tied = shapes is not None and EMBEDDING not in shapes
+        unused = unused_names(model, tied=tied)
+        report = load_weights(targets_of(model, tied=tied), unused, checkpoint.tensors())
+        check_report(report, checkpoint.directory, strict=options.weight_strict)
+    model.pack()
+    logger.info(
+        "loaded a policy of %d layers in %s, operators %s",
+        geometry.num_layers,
+        str(dtype).removeprefix("torch."),
+        operators.name,
+    )
+    return LoadedPolicy(model, backend, operators, kind.reads_state)
+
+
+def geometry_of(
+    kind: PolicyKind,
+    options: PolicyOptions,
+    stored: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]] | None,
+) -> PiGeometry:
+    """The sizes of the policy that these options ask for."""
+    given = options.config or PiConfig()
+    cameras = options.num_cameras or given.num_cameras or kind.camera_count(stored)
+    return resolve_geometry(kind.published, given, stored, shapes).with_cameras(cameras)
+
+
+def targets_of(model: PiModel, *, tied: bool) -> dict[str, tuple[Target, ...]]:
+    """Where each tensor of a checkpoint goes, by its plain name."""
+    found: dict[str, tuple[Target, ...]] = {}
+    for name, target in (*prefix_targets(model, tied=tied), *model.expert.targets()):
+        found[name] = (*found.get(name, ()), target)
+    return found
+
+
+def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
+    """A service of `max_batch_size` rows at once."""
+    model, geometry, backend = policy.model, policy.model.geometry, policy.backend
+    engine = StepEngine(backend)
+    nodes = {
+        VISION_NODE: VisionNode(model, backend),
+        PREFIX_NODE: PrefixNode(model, backend),
+        EXPERT_NODE: ExpertNode(model, backend),
+    }
+    engine.load_model(nodes, list(_specs(policy, max_batch_size)))
+    engine.warm_up()
+    chunk = (geometry.chunk_size, geometry.max_action_dim)
+    side = geometry.image_size
+    limits = Limits(
+        vocab_size=geometry.vocab_size,
+        max_batch_size=max_batch_size,
+        row_shapes={
+            "pixel_values": (geometry.num_cameras, 3, side, side),
+            "input_ids": (geometry.tokenizer_max_length,),
+            "noise": chunk,
+            "state": (geometry.max_state_dim,),
+        },
+    )
+    generator = torch.Generator()
+    seed = get_engine_config().runtime.seed
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    # Every row that runs may be in a step, with all that it has.
+    loop = StepLoop(engine, Budget(max_batch_size * model.max_tokens, max_batch_size))
+    return PolicyService(engine, loop, model, limits, generator)
+
+
+def _specs(policy: LoadedPolicy, max_batch_size: int) -> Iterable[ResourceSpec]:
+    model, geometry = policy.model, policy.model.geometry
+    nodes = frozenset({PREFIX_NODE, EXPERT_NODE})
+    # A page holds all that a row has, so that attention finds it in one piece.
+    cache = KVConfig(
+        num_layers=geometry.num_layers,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        num_pages=max_batch_size,
+        page_size=model.max_tokens,
+        max_seq_len=model.max_tokens,
+        dtype=model.language.dtype,
+        prefix_cache=False,
+    )
+    chunk = StateBlock((geometry.chunk_size, geometry.max_action_dim))
+    yield KVSpec("kv", nodes, cache)
+    yield AttentionSpec("attention", nodes, "kv", policy.operators)
+    yield SlotStateSpec(LATENTS, frozenset({EXPERT_NODE}), {"x": chunk}, max_batch_size)

@@ -1,0 +1,77 @@
+"""Fills a model from a checkpoint, and says by name what does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.errors import CheckpointError
+from phalanx.models.pi.targets import Target
+
+logger = logging.getLogger(__name__)
+
+Targets = Mapping[str, tuple[Target, ...]]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Names of tensors that the model has and the checkpoint lacks, or the other way round, and of
+    those whose shapes differ.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    misshapen: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.unexpected or self.misshapen)
+
+    def __str__(self) -> str:
+        parts = ("missing", self.missing), ("unexpected", self.unexpected)
+        shown = (*parts, ("misshapen", self.misshapen))
+        return "; ".join(f"{kind} {_listed(names)}" for kind, names in shown)
+
+
+def load_weights(
+    targets: Targets, unused: frozenset[str], tensors: Iterable[tuple[str, Tensor]]
+) -> LoadReport:
+    """Put every tensor into its place; those that do not fit are left out, and reported."""
+    found: set[str] = set()
+    unexpected: list[str] = []
+    misshapen: list[str] = []
+    for name, tensor in tensors:
+        if name in unused:
+            continue
+        places = targets.get(name)
+        if places is None:
+            unexpected.append(name)
+            continue
+        found.add(name)
+        if tuple(tensor.shape) != places[0].shape:
+            misshapen.append(f"{name} of {tuple(tensor.shape)} instead of {places[0].shape}")
+            continue
+        for place in places:
+            place.place(tensor)
+    missing = tuple(name for name in targets if name not in found)
+    return LoadReport(missing, tuple(unexpected), tuple(misshapen))
+
+
+def check_report(report: LoadReport, source: object, *, strict: bool) -> None:
+    """Refuse a checkpoint that does not fit, or, where not `strict`, say so in the log."""
+    if report.clean:
+        return
+    message = f"the weights in {source} do not fit: {report}"
+    if strict:
+        raise CheckpointError(
+            f"{message}; rename or drop tensors by weight_remap, or load with weight_strict=False"
+        )
+    logger.warning("%s; what is missing stays random", message)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:8]) or "none"
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,0 +1,50 @@
+"""The `pi05` plugin: pi0.5, requests that arrive together in one forward."""
+
+from __future__ import annotations
+
+from phalanx.models.pi.args import vision_dtype
+from phalanx.models.pi.building import PolicyKind, PolicyOptions, build_service, load_policy
+from phalanx.models.pi.entry import PiEntry
+from phalanx.models.pi.geometry import cameras_of
+from phalanx.models.pi.request import check_pi_request
+from phalanx.models.pi.service import PolicyService
+from phalanx.models.pi05.args import PI05Args
+from phalanx.models.pi05.config import PI05_BASE
+from phalanx.models.pi05.expert import PI05Expert
+from phalanx.models.pi05.request import PI05Request
+from phalanx.schema.limits import Limits
+
+PI05 = PolicyKind(PI05_BASE, PI05Expert, cameras_of, reads_state=False)
+
+
+class PI05Entry(PiEntry):
+    """pi0.5 from a directory of LeRobot or openpi."""
+
+    name = "pi05"
+    args_cls = PI05Args
+    request_cls = PI05Request
+
+    @staticmethod
+    def validate(request: PI05Request, limits: Limits) -> None:
+        """Refuse wrong shapes and dtypes, numbers that are not finite, and tokens out of range."""
+        check_pi_request(request, limits)
+
+    def load(self, args: PI05Args) -> PolicyService:
+        return build_service(load_policy(PI05, options_of(args)), args.max_batch_size)
+
+    def start(self, rid: str, request: PI05Request) -> None:
+        self._service.start(rid, request)
+
+
+def options_of(args: PI05Args) -> PolicyOptions:
+    shapes = args.inputs_image_shape
+    return PolicyOptions(
+        checkpoint_dir=args.checkpoint_dir,
+        config=args.config,
+        num_cameras=None if shapes is None else len(shapes),
+        max_batch_size=args.max_batch_size,
+        weight_remap=args.weight_remap,
+        weight_strict=args.weight_strict,
+        vision_dtype=vision_dtype(args.vision_params_dtype),
+        native_operators=args.native_operators,
+    )
