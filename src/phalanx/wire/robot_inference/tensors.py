@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError
+from phalanx.wire.arrays import array_of
 from phalanx.wire.robot_inference.messages import TensorMessage
 
 UNSPECIFIED, UINT8, BFLOAT16, FLOAT32, BOOL = 0, 1, 5, 6, 8
-MAX_DIMENSIONS = 8
 
 _DTYPES: Mapping[int, str] = {
     UINT8: "|u1",
@@ -45,28 +44,7 @@ def decode_array(data: bytes, shape: Sequence[int], dtype: int, name: str) -> ND
         raise InvalidRequestError(
             f"{name} has data type {dtype}, which is not one of {_NAMES}", field=name
         )
-    kind = np.dtype(_DTYPES[dtype])
-    if len(shape) > MAX_DIMENSIONS:
-        raise InvalidRequestError(
-            f"{name} has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are taken", field=name
-        )
-    wanted = math.prod(shape) * kind.itemsize
-    if wanted != len(data):
-        raise InvalidRequestError(
-            f"{name} has {len(data)} bytes; {kind.itemsize} bytes for each number of shape "
-            f"{tuple(shape)} are {wanted}",
-            field=name,
-        )
-    if dtype == BOOL and data.translate(None, b"\0\1"):
-        raise InvalidRequestError(f"{name} has bytes that are no bool: neither 0 nor 1", field=name)
-    if data:
-        return np.frombuffer(data, kind).reshape(tuple(shape))
-    try:
-        return np.zeros(tuple(shape), kind)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"{name} has shape {tuple(shape)}: {error}", field=name
-        ) from error
+    return array_of(data, np.dtype(_DTYPES[dtype]), shape, name)
 
 
 def encode_tensor(array: NDArray[np.generic], message: TensorMessage, name: str) -> None:
