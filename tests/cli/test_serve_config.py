@@ -88,7 +88,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults():
         ("plugn: p", "unknown key plugn; did you mean plugin?"),
         ("plugin: p\nserver: {prot: 1}", "unknown key server.prot; did you mean server.port?"),
         ("plugin: p\nengine: {dtyp: x}", "unknown key engine.dtyp; did you mean engine.dtype?"),
-        ("plugin: p\nzzz: 1", "plugin_args, engine, deployment, parallel, server, log)"),
+        ("plugin: p\nzzz: 1", "plugin_args, engine, deployment, parallel, server, adapter, log)"),
         ("plugin: p\n1: 1", "unknown key 1"),
         (
             "plugin: p\ndeployment: {replicas: 2}",
@@ -134,7 +134,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults():
             "deployment: extra_env cannot set RANK",
         ),
         ("server: {}", "the key plugin is missing"),
-        ("plugin: p\nserver: {port: '1'}", "server.port: expected `int`, got `str`"),
+        ("plugin: p\nserver: {port: '1'}", "server.port: expected `int | null`, got `str`"),
         ("plugin: p\nserver: {port: -1}", "port=-1 must be from 0"),
         ("plugin: p\nlog: {level: LOUD}", "level='LOUD' is not known; allowed: DEBUG, INFO"),
         ("plugin: p\nserver: 3", "server: expected `object`, got `int`"),

@@ -68,7 +68,7 @@ def test_client_that_disconnects_in_its_body(server, client):
     "path, body",
     [
         ("/generate", {"text": "abc" * 30, "sampling_params": ENDLESS, "stream": True}),
-        (
+        pytest.param(
             "/v1/completions",
             {
                 "prompt": "abc",
@@ -77,6 +77,7 @@ def test_client_that_disconnects_in_its_body(server, client):
                 "stream": True,
                 "logprobs": 20,
             },
+            marks=pytest.mark.long,
         ),
     ],
 )

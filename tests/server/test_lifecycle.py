@@ -145,7 +145,9 @@ def test_engine_close_ends_open_requests(serve):
         until(lambda: load(client)["num_total_reqs"] == 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+)
 def test_signal_drains_a_real_process(model_dir, number):
     body = {"text": "abc", "stream": True}
     body["sampling_params"] = {"ignore_eos": True, "max_new_tokens": 200}

@@ -12,7 +12,7 @@ import msgspec
 
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.schema.serve_config import readable, unknown_key
+from phalanx.schema.file_keys import readable, unknown_key
 
 A = TypeVar("A", bound=EntryArgs)
 

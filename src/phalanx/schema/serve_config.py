@@ -4,17 +4,19 @@ devices, which server. Defaults < environment < file < flags; a key that does no
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from phalanx import settings
 from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
 from phalanx.errors import ConfigurationError
+from phalanx.schema.config_section import merge_config
 from phalanx.schema.deployment_section import DeploymentSection
+from phalanx.schema.file_keys import check_keys, readable
+from phalanx.schema.file_paths import resolve_paths
 from phalanx.schema.parallel import ParallelConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.schema.yaml_text import parse_yaml
@@ -90,6 +92,26 @@ class LogSection(msgspec.Struct, frozen=True, kw_only=True):
         return self.level or settings.log_level() or "INFO"
 
 
+class AdapterSection(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands between robot protocols and the plugin.
+
+    `factory` (`module:callable`) is called with the plugin's arguments and `args`; without it the
+    plugin's own adapter is used.
+    """
+
+    factory: str | None = None
+    args: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if self.factory is not None:
+            module, colon, name = self.factory.partition(":")
+            if not (module and colon and name):
+                raise ConfigurationError(
+                    f"factory={self.factory!r} must be module:callable, as in "
+                    "phalanx.server.backends.pi05:PI05Backend"
+                )
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One served model. `plugin_args` are checked against the plugin's own `args_cls`."""
 
@@ -99,21 +121,29 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     deployment: DeploymentSection = DeploymentSection()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
+    adapter: AdapterSection = AdapterSection()
     log: LogSection = LogSection()
 
 
 def parse_serve_config(
-    text: str, source: str, overrides: Mapping[str, object] | None = None
+    text: str,
+    source: str,
+    overrides: Mapping[str, object] | None = None,
+    directory: Path | None = None,
 ) -> ServeConfig:
     """The configuration in the YAML `text`, with `overrides` by dotted key put over it.
 
-    `source` names the text in errors.
+    `source` names the text in errors. Values of `plugin_args` and `adapter.args` in the text that
+    are paths start at `directory`.
     """
     document = parse_yaml(text, source)
     if document is None:
         document = {}
     if not isinstance(document, dict):
         raise ConfigurationError(f"{source} must hold a mapping with keys such as plugin, server")
+    merge_config(document, source)
+    if directory is not None:
+        resolve_paths(document, directory)
     for key, value in (overrides or {}).items():
         _put(document, key, value, source)
     check_keys(document, ServeConfig, source)
@@ -123,49 +153,6 @@ def parse_serve_config(
         return msgspec.convert(document, ServeConfig)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{source}: {readable(error)}") from None
-
-
-def check_keys(mapping: Mapping[object, object], record: type, source: str, path: str = "") -> None:
-    """Refuse keys that `record`, a structure or dataclass, does not have; in nested ones too."""
-    fields = _fields(record)
-    for key, value in mapping.items():
-        if key not in fields:
-            raise unknown_key(str(key), tuple(fields), source, path)
-        kind = fields[str(key)]
-        if isinstance(kind, type) and _is_record(kind) and isinstance(value, dict):
-            check_keys(value, kind, source, f"{path}{key}.")
-
-
-def _is_record(kind: type) -> bool:
-    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
-
-
-def _fields(record: type) -> dict[str, object]:
-    """The types of a record's fields by name."""
-    hints = get_type_hints(record)
-    if dataclasses.is_dataclass(record):
-        return {field.name: hints[field.name] for field in dataclasses.fields(record)}
-    assert issubclass(record, msgspec.Struct)
-    return {name: hints[name] for name in record.__struct_fields__}
-
-
-def unknown_key(key: str, allowed: tuple[str, ...], source: str, path: str) -> ConfigurationError:
-    """The error for a key that is not one of `allowed`, with the nearest of them."""
-    if not allowed:
-        return ConfigurationError(f"{source}: unknown key {path}{key}; there are none to set here")
-    nearest = difflib.get_close_matches(key, allowed, n=1, cutoff=0.0)[0]
-    return ConfigurationError(
-        f"{source}: unknown key {path}{key}; did you mean {path}{nearest}?"
-        f" (allowed: {', '.join(allowed)})"
-    )
-
-
-def readable(error: msgspec.ValidationError) -> str:
-    """msgspec's message, with the key in front in place of a JSON path at the end."""
-    message, _, path = str(error).partition(" - at `")
-    message = message[:1].lower() + message[1:] if message.startswith("Expected") else message
-    key = path.rstrip("`").removeprefix("$").removeprefix(".")
-    return f"{key}: {message}" if key else message
 
 
 def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:

@@ -9,15 +9,18 @@ import msgspec
 from phalanx.errors import ConfigurationError
 
 MAX_PORT = 65535
+HTTP_PORT = 30000
+POLICY_PORT = 50063
 ROLES = ("both", "prefill", "decode")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one model server answers HTTP.
+    """How one model server answers: a language model over HTTP at `port`, a robot policy over gRPC
+    at `port` and, where `http_port` is given, over HTTP and WebSocket there.
 
-    `port` 0 takes a free one. With `api_key` every route but `/health` and `/ready` wants it as a
-    bearer token. `served_model_name`: the model's name on the OpenAI routes (None: the name of the
-    checkpoint's directory). A body larger than `max_request_bytes` is refused (413). A stop waits
+    A port of 0 takes a free one; without `port` it is 30000, for a robot policy 50063. With `api_key` every route but `/health` and `/ready` wants it as a
+    bearer token. `served_model_name`, or `model_name` as robot policies call it: the model's name to
+    clients (None: the name of the checkpoint's directory, or of the plugin). A body larger than `max_request_bytes` is refused (413). A stop waits
     `drain_timeout_s` for running requests, then aborts them. `incremental_streaming_output`:
     chunks of `/generate` streams hold what is new instead of everything so far. `log_json`: access
     log lines are JSON objects.
@@ -25,12 +28,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `role`: `both` answers alone; `prefill` and `decode` servers share the work of requests that a
     router pairs. A prefill server is asked for what it computed at `bootstrap_port` (0: a free one);
     either side gives up on the other after `handoff_timeout_s`.
+
+    The rest is for robot policies. A message larger than `max_message_bytes` is refused. A stop
+    waits `grace_seconds` for running requests. `workers` threads prepare observations and finish
+    actions. `exclusive`: one whole request at a time. The server registers itself at `gateway`
+    (HOST:PORT) as `advertise` (None: the address that it listens on).
     """
 
     host: str = "127.0.0.1"
-    port: int = 30000
+    port: int | None = None
+    http_port: int | None = None
     api_key: str | None = None
     served_model_name: str | None = None
+    model_name: str | None = None
     max_request_bytes: int = 32 * 1024 * 1024
     drain_timeout_s: float = 30.0
     retry_after_s: int = 1
@@ -41,6 +51,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     role: str = "both"
     bootstrap_port: int = 8998
     handoff_timeout_s: float = 300.0
+    max_message_bytes: int = 100 * 1024 * 1024
+    grace_seconds: float = 5.0
+    workers: int = 2
+    exclusive: bool = False
+    gateway: str | None = None
+    advertise: str | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -48,14 +64,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.role not in ROLES:
             raise ConfigurationError(f"role={self.role!r}; allowed: {', '.join(ROLES)}")
         _check_port("port", self.port)
+        _check_port("http_port", self.http_port)
         _check_port("bootstrap_port", self.bootstrap_port)
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigurationError("api_key is empty; give a key or leave it out")
-        if self.served_model_name is not None and not self.served_model_name:
-            raise ConfigurationError("served_model_name is empty; give a name or leave it out")
+        _check_names(self.served_model_name, self.model_name)
+        if self.advertise is not None and self.gateway is None:
+            raise ConfigurationError(
+                f"advertise={self.advertise!r} is told to a gateway; give gateway, or leave it out"
+            )
         for name, value in (
             ("max_request_bytes", self.max_request_bytes),
             ("retry_after_s", self.retry_after_s),
+            ("max_message_bytes", self.max_message_bytes),
+            ("workers", self.workers),
         ):
             if value < 1:
                 raise ConfigurationError(f"{name}={value} must be at least 1")
@@ -63,11 +85,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("drain_timeout_s", self.drain_timeout_s),
             ("health_generate_timeout_s", self.health_generate_timeout_s),
             ("handoff_timeout_s", self.handoff_timeout_s),
+            ("grace_seconds", self.grace_seconds),
         ):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ConfigurationError(f"{name}={seconds} must be a finite number, at least 0")
 
+    @property
+    def public_name(self) -> str | None:
+        """The model's name to clients, where one is given."""
+        return self.served_model_name or self.model_name
 
-def _check_port(name: str, port: int) -> None:
+
+def _check_port(name: str, port: int | None) -> None:
+    if port is None:
+        return
     if isinstance(port, bool) or not 0 <= port <= MAX_PORT:
         raise ConfigurationError(f"{name}={port} must be from 0 (any free) to {MAX_PORT}")
+
+
+def _check_names(served_model_name: str | None, model_name: str | None) -> None:
+    for key, name in (("served_model_name", served_model_name), ("model_name", model_name)):
+        if name is not None and not name:
+            raise ConfigurationError(f"{key} is empty; give a name or leave it out")
+    if None not in (served_model_name, model_name) and served_model_name != model_name:
+        raise ConfigurationError(
+            f"served_model_name={served_model_name!r} and model_name={model_name!r} mean the same; "
+            "give one of them"
+        )

@@ -24,8 +24,16 @@ Work = Callable[[bytes], Coroutine[Any, Any, Response]]
 class Answering:
     """Shared by the routes of one server."""
 
-    def __init__(self, max_request_bytes: int, refusals: Refusals, metrics: ServerMetrics) -> None:
-        self._max_request_bytes = max_request_bytes
+    def __init__(
+        self,
+        max_bytes: int,
+        refusals: Refusals,
+        metrics: ServerMetrics,
+        *,
+        key: str = "max_request_bytes",
+    ) -> None:
+        """The configuration calls the largest body, `max_bytes`, by the name `key`."""
+        self._max_bytes, self._key = max_bytes, key
         self._refusals = refusals
         self._metrics = metrics
 
@@ -49,7 +57,7 @@ class Answering:
 
     async def _answer(self, request: Request, work: Work) -> Response:
         try:
-            body = await read_body(request, self._max_request_bytes)
+            body = await read_body(request, self._max_bytes, self._key)
             return await while_connected(request.receive, work(body))
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)

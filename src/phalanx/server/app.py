@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -47,6 +48,7 @@ class ServerParts:
     live: LiveRequests
     clock: Clock
     role: Role = field(default_factory=Both)
+    metrics: ServerMetrics | None = None
 
 
 def create_app(
@@ -54,24 +56,26 @@ def create_app(
     serving: ServingAdapter | None,
     config: ServerConfig,
     parts: ServerParts | None = None,
+    more_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application that serves `engine`; call it in the event loop that will run it.
 
-    The text protocols exist where `serving` is given.
+    The text protocols exist where `serving` is given; `more_routes` go before all others.
     """
     if parts is None:
         clock = SystemClock()
         parts = ServerParts(Lifecycle(Phase.READY), LiveRequests(engine.cancel), clock)
     refusals = Refusals(config.retry_after_s)
-    metrics = ServerMetrics(engine.statistics)
+    metrics = ServerMetrics(engine.statistics) if parts.metrics is None else parts.metrics
     answering = Answering(config.max_request_bytes, refusals, metrics)
     model_info = {} if serving is None else serving.model_info
     checkpoint = str(model_info.get("model_path", engine.plugin.name))
-    models = ServedModels(config.served_model_name, checkpoint)
+    models = ServedModels(config.public_name, checkpoint)
     control = ControlRoutes(engine, parts.live, parts.lifecycle, answering)
     info = InfoRoutes(engine, config, models, model_info, metrics)
     infer = InferRoute(engine, parts.live, answering)
     routes: list[BaseRoute] = [
+        *more_routes,
         *_health_routes(HealthRoutes(parts.lifecycle, engine)),
         Route("/infer", infer.__call__, methods=["POST"]),
         Route("/abort_request", control.abort, methods=["POST"]),

@@ -15,7 +15,7 @@ from phalanx.errors import (
 )
 from phalanx.server.failures import Failure, failure_of
 from phalanx.server.http_body import LingeringResponse
-from phalanx.wire import openai, sglang
+from phalanx.wire import actions, openai, sglang
 from phalanx.wire.sse import DONE
 
 
@@ -62,12 +62,28 @@ class OpenAIDialect:
         return openai.error_body(message, status, code=code)
 
 
+class ActionsDialect:
+    """`POST /v1/actions/generations`, which does not stream."""
+
+    def body(self, error: PhalanxError, failure: Failure) -> bytes:
+        return actions.error_body(failure.code, str(error))
+
+    def stream_error(self, error: PhalanxError) -> bytes:
+        return self.body(error, failure_of(error))
+
+    def refusal(self, message: str, status: int, code: str) -> bytes:
+        return actions.error_body(code, message)
+
+
 SGLANG: Dialect = SGLangDialect()
 OPENAI: Dialect = OpenAIDialect()
+ACTIONS: Dialect = ActionsDialect()
 
 
 def dialect_of(path: str) -> Dialect:
     """The protocol that a path belongs to."""
+    if path.startswith("/v1/actions/"):
+        return ACTIONS
     return OPENAI if path.startswith("/v1/") else SGLANG
 
 

@@ -8,6 +8,7 @@ import uuid
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from phalanx.clock import Clock
 from phalanx.log import request_context
@@ -17,10 +18,17 @@ from phalanx.server.lifecycle import Lifecycle, Phase
 
 logger = logging.getLogger("phalanx.server.access")
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/ready"})
 """Answered without a key, in every phase."""
 MODEL_PATHS = frozenset(
-    {"/generate", "/v1/chat/completions", "/v1/completions", "/infer", "/health_generate"}
+    {
+        "/generate",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/actions/generations",
+        "/infer",
+        "/health_generate",
+    }
 )
 """Answered by the model: refused unless the server is ready, and waited for by a drain."""
 PROBE_PATHS = OPEN_PATHS | {"/ping", "/metrics"}
@@ -40,11 +48,12 @@ class Gate:
         self._refusals = Refusals(config.retry_after_s)
         self._log = config.access_log
         key = config.api_key
-        self._authorization = None if key is None else f"Bearer {key}".encode()
+        # The second is how openpi's client sends it.
+        self._authorizations = () if key is None else (f"Bearer {key}", f"Api-Key {key}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id"))
@@ -56,6 +65,16 @@ class Gate:
             finally:
                 if self._log:
                     _log(scope, recorder, self._clock.monotonic_s() - started_s)
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket connection; each of its messages is a request of its own."""
+        authorization = dict(scope["headers"]).get(b"authorization", b"")
+        path: str = scope["path"]
+        refusal = self._refusal(path, authorization) or self._not_ready(path)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await WebSocket(scope, receive, send).send_denial_response(refusal)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
@@ -73,15 +92,19 @@ class Gate:
     def _refusal(self, path: str, authorization: bytes) -> Response | None:
         if path in OPEN_PATHS:
             return None
-        expected = self._authorization
-        if expected is not None and not hmac.compare_digest(authorization, expected):
+        expected = self._authorizations
+        known = [hmac.compare_digest(authorization, each.encode()) for each in expected]
+        if expected and not any(known):
             message = "send the server's key as `Authorization: Bearer KEY`"
             return self._refusals.turned_away(path, message, 401, "invalid_api_key")
+        return self._not_ready(path) if path in MODEL_PATHS else None
+
+    def _not_ready(self, path: str) -> Response | None:
         phase = self._lifecycle.phase
-        if path in MODEL_PATHS and phase is not Phase.READY:
-            message = f"the server is {phase}; try again later or elsewhere"
-            return self._refusals.turned_away(path, message, 503, phase)
-        return None
+        if phase is Phase.READY:
+            return None
+        message = f"the server is {phase}; try again later or elsewhere"
+        return self._refusals.turned_away(path, message, 503, phase)
 
 
 class _Recorder:

@@ -14,11 +14,12 @@ LINGER_BYTES = 64 * 1024 * 1024
 LINGER_S = 5.0
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`."""
+async def read_body(request: Request, max_bytes: int, key: str = "max_request_bytes") -> bytes:
+    """The body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`, which the
+    configuration calls `key`."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(f"{declared} bytes", max_bytes)
+        raise _too_large(f"{declared} bytes", max_bytes, key)
     chunks: list[bytes] = []
     num_bytes = 0
     while True:
@@ -28,15 +29,15 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         chunk: bytes = message.get("body", b"")
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+            raise _too_large(f"more than {max_bytes} bytes", max_bytes, key)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
 
 
-def _too_large(size: str, max_bytes: int) -> BodyTooLargeError:
+def _too_large(size: str, max_bytes: int, key: str) -> BodyTooLargeError:
     return BodyTooLargeError(
-        f"the body has {size}; at most max_request_bytes={max_bytes} are allowed; send less at once"
+        f"the body has {size}; at most {key}={max_bytes} are allowed; send less at once"
     )
 
 

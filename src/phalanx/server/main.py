@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from collections.abc import Callable
 
@@ -16,12 +14,11 @@ try:
     import uvloop
 
     from phalanx.server.model_server import ModelServer
+    from phalanx.server.signals import stopped_by_signals
 except ImportError as error:
     raise MissingDependencyError(
         f"the model server needs {error.name}; install it with `pip install phalanx[serve]`"
     ) from error
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(
@@ -47,14 +44,8 @@ async def _serve(
     on_ready: Callable[[str], None],
 ) -> int:
     server = ModelServer(engine_factory, serving, config)
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, server.stop)
-    try:
+    with stopped_by_signals(server.stop):
         await server.run(on_ready=on_ready)
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
     return 0
 
 

@@ -12,6 +12,7 @@ from phalanx.server.engine_collector import EngineCollector
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Outcome(enum.StrEnum):
@@ -23,6 +24,15 @@ class Outcome(enum.StrEnum):
     OVERLOADED = "overloaded"
     FAILED = "failed"
     DISCONNECTED = "disconnected"
+
+
+class PolicyStage(enum.StrEnum):
+    """Parts of a robot's request: the observation is decoded and prepared, the model computes, the
+    actions are finished and encoded."""
+
+    PREPARE = "prepare"
+    COMPUTE = "compute"
+    FINISH = "finish"
 
 
 class ServerMetrics:
@@ -49,6 +59,13 @@ class ServerMetrics:
             registry,
             TOKEN_BUCKETS,
         )
+        self._policy_stages = Histogram(
+            "phalanx_policy_stage_seconds",
+            "Parts of robots' requests; compute has the queue's time in it.",
+            ["stage"],
+            registry=registry,
+            buckets=STAGE_BUCKETS,
+        )
         for outcome in Outcome:
             self._requests.labels(outcome)
         registry.register(EngineCollector(statistics))
@@ -62,6 +79,10 @@ class ServerMetrics:
         self._requests.labels(outcome).inc()
         if duration_s is not None:
             self._e2e.observe(duration_s)
+
+    def policy_stage(self, stage: PolicyStage, duration_s: float) -> None:
+        """A robot's request passed a stage; called from any thread."""
+        self._policy_stages.labels(stage).observe(duration_s)
 
     def generated(self, num_tokens: int) -> None:
         """Tokens came out of the engine."""

@@ -1,0 +1,1 @@
+"""A model server's robot protocols: observations in, actions out."""

@@ -1,0 +1,162 @@
+"""The gRPC port of a policy server: `robot.inference.v1.ModelInference` over raw messages.
+
+Every call is answered in the server's event loop, which nothing heavy runs in, so that health is
+told at once however busy the model is.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from types import TracebackType
+from typing import NoReturn, Self
+
+import grpc
+import grpc.aio
+
+from phalanx.clock import Clock
+from phalanx.errors import ConfigurationError, PhalanxError
+from phalanx.log import request_context
+from phalanx.schema.server_config import POLICY_PORT, ServerConfig
+from phalanx.server.policy.backend import Backend
+from phalanx.server.policy.failures import UnauthenticatedError
+from phalanx.server.policy.statuses import NOT_STARTED, status_of
+from phalanx.wire.robot_inference import (
+    CHECK_HEALTH,
+    INFER,
+    MODEL_INFERENCE,
+    RequestHead,
+    decode_health_request,
+    encode_health_response,
+    peek,
+)
+
+logger = logging.getLogger("phalanx.server.access")
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+STOP_GRACE_S = 0.5
+"""For answers that are on their way when everything has been drained."""
+MAX_DETAIL = 2000
+"""Characters of a status, which travels in a header."""
+MAX_ID_LENGTH = 128
+
+
+class GrpcDoor:
+    """Listens when built, answers inside `async with`; `backend` can be exchanged."""
+
+    def __init__(self, config: ServerConfig, backend: Backend, clock: Clock) -> None:
+        """Raises `ConfigurationError` where it cannot listen."""
+        self._backend = backend
+        self._clock = clock
+        self._log = config.access_log
+        key = config.api_key
+        self._authorization = None if key is None else f"Bearer {key}".encode()
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", config.max_message_bytes),
+            )
+        )
+        self._server.add_generic_rpc_handlers((self._service(),))
+        self.address = self._bind(config)
+
+    def lead_to(self, backend: Backend) -> None:
+        """Let `backend` answer from now on."""
+        self._backend = backend
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._server.stop(STOP_GRACE_S)
+
+    async def _infer(self, data: bytes, context: Context) -> bytes:
+        started_s = self._clock.monotonic_s()
+        head, code = RequestHead("", ""), "CANCELLED"
+        try:
+            self._check_key(context)
+            head = peek(data)
+            with request_context(_shown(head.request_id)):
+                answer = await self._backend.infer(head, data)
+            code = "OK"
+            return answer
+        except PhalanxError as error:
+            code = status_of(error).code.name
+            await _refuse(context, error)
+        finally:
+            if self._log:
+                duration_ms = (self._clock.monotonic_s() - started_s) * 1000.0
+                logger.info(
+                    "method=Infer id=%s model=%s status=%s duration_ms=%.1f bytes=%d client=%s",
+                    _shown(head.request_id),
+                    _shown(head.model_name),
+                    code,
+                    duration_ms,
+                    len(data),
+                    context.peer(),
+                )
+
+    async def _health(self, data: bytes, context: Context) -> bytes:
+        try:
+            return encode_health_response(self._backend.healthy(decode_health_request(data)))
+        except PhalanxError as error:
+            await _refuse(context, error)
+
+    def _service(self) -> grpc.GenericRpcHandler:
+        methods = {
+            _name(path): grpc.unary_unary_rpc_method_handler(answer)  # type: ignore[no-untyped-call]
+            for path, answer in ((INFER, self._infer), (CHECK_HEALTH, self._health))
+        }
+        service: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
+            MODEL_INFERENCE, methods
+        )
+        return service
+
+    def _check_key(self, context: Context) -> None:
+        expected = self._authorization
+        if expected is None:
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if not hmac.compare_digest(str(given).encode(), expected):
+            raise UnauthenticatedError(
+                "send the server's key as the metadata `authorization: Bearer KEY`"
+            )
+
+    def _bind(self, config: ServerConfig) -> str:
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        port = POLICY_PORT if config.port is None else config.port
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ConfigurationError(
+                f"cannot listen on host={config.host!r} port={port}: it is in use or not an "
+                "address of this machine; choose another port, or 0 for a free one"
+            )
+        return f"{host}:{bound}"
+
+
+async def _refuse(context: Context, error: PhalanxError) -> NoReturn:
+    status = status_of(error)
+    metadata = NOT_STARTED if status.not_started else ()
+    await context.abort(status.code, str(error)[:MAX_DETAIL], metadata)
+    raise AssertionError("abort raises")
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _shown(text: str) -> str:
+    """A name that a client gave, fit for a line of the log."""
+    if len(text) <= MAX_ID_LENGTH and text.isascii() and text.isprintable() and " " not in text:
+        return text or "-"
+    return ascii(text[:MAX_ID_LENGTH])
