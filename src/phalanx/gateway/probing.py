@@ -1,0 +1,74 @@
+"""Probes the servers of a pool, each at its own times, all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from phalanx.clock import Clock
+from phalanx.gateway.alarm import Alarm
+from phalanx.gateway.health_check import Finding, HealthCheck
+from phalanx.routing.endpoint import Scheme
+from phalanx.routing.pool_registry import PoolRegistry
+from phalanx.routing.registration import Probe
+from phalanx.routing.snapshot import Server, Snapshot
+
+logger = logging.getLogger(__name__)
+MAX_CONCURRENT = 64
+
+
+class Prober:
+    """`run` goes on until it is cancelled. The registry says who is due, and hears what was found."""
+
+    def __init__(
+        self, registry: PoolRegistry, clock: Clock, checks: Mapping[Scheme, HealthCheck]
+    ) -> None:
+        self._registry = registry
+        self._checks = checks
+        self._alarm = Alarm(clock)
+        self._places = asyncio.Semaphore(MAX_CONCURRENT)
+        self._shown: Snapshot = registry.publisher.snapshot
+        registry.publisher.listen(lambda _: self._alarm.wake())
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as probes:
+                while True:
+                    for server in self._registry.due():
+                        probes.create_task(self._probe(server))
+                    await self._forget_gone()
+                    await self._alarm.wait(self._registry.next_probe_s())
+        finally:
+            for check in self._checks.values():
+                await check.close()
+
+    async def _probe(self, server: Server) -> None:
+        timeout_s = self._registry.policy.probe_timeout_s
+        async with self._places:
+            finding: Finding
+            try:
+                async with asyncio.timeout(timeout_s):
+                    finding = await self._checks[server.endpoint.scheme].check(server)
+            except TimeoutError:
+                finding = Probe.FAILED, f"no answer within {timeout_s:g} s"
+        before = self._registry.publisher.snapshot.by_id.get(server.server_id)
+        self._registry.observe(server.server_id, *finding)
+        after = self._registry.publisher.snapshot.by_id.get(server.server_id)
+        if before is not None and after is not None and before.state is not after.state:
+            logger.info(
+                "server %s of %s is %s%s",
+                server.endpoint,
+                server.model_name,
+                after.state,
+                f": {after.detail}" if after.detail else "",
+            )
+        self._alarm.wake()
+
+    async def _forget_gone(self) -> None:
+        before, self._shown = self._shown, self._registry.publisher.snapshot
+        if before is self._shown:
+            return
+        for server in before.servers:
+            if server.server_id not in self._shown.by_id:
+                await self._checks[server.endpoint.scheme].forget(server.server_id)
