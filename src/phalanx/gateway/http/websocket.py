@@ -33,10 +33,13 @@ class WebSocket:
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = False
+        self._leaving = False
 
     async def receive(self) -> str | bytes | None:
-        """The next message; None when the connection is closed and no more will come."""
-        while not self._held and not self._closed:
+        """The next message; None when no more will come: the client has gone, or the gateway is
+        about to.
+        """
+        while not self._held and not self._closed and not self._leaving:
             self._arrived.clear()
             await self._arrived.wait()
         if not self._held:
@@ -63,8 +66,21 @@ class WebSocket:
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Say goodbye, once; what was sent before still goes out."""
+        self.end(code, reason)
+
+    def end(self, code: int = 1000, reason: str = "") -> None:
+        """As `close`, for whoever runs the handler."""
         if not self._closed:
             self._end(code, reason)
+
+    def leave(self) -> None:
+        """The gateway stops: what has arrived is still handled, and no more is received."""
+        self._leaving = True
+        self._arrived.set()
+
+    @property
+    def leaving(self) -> bool:
+        return self._leaving
 
     def feed(self, data: bytes) -> None:
         """Bytes from the client; called by its connection."""

@@ -1,0 +1,324 @@
+"""A client's connection: one request after another is read, answered by its work, and told in the
+statistics. Pipelined requests are answered in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from phalanx.gateway.http.deadline import Deadline
+from phalanx.gateway.http.fields import CONTINUE, HOP_BY_HOP, OWN, field_lines, status_line
+from phalanx.gateway.http.front import REFUSED, Front, kind_of
+from phalanx.gateway.http.limits import HELD_BYTES
+from phalanx.gateway.http.message import HttpResponse
+from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.request_reader import IncomingRequest, RequestReader
+from phalanx.gateway.http.work import Work
+
+logger = logging.getLogger("phalanx.gateway.access")
+
+_GONE = 499
+"""How the statistics call a request whose client went away."""
+_DROPPED = HOP_BY_HOP | OWN | {b"content-length"}
+
+
+class Connections(Protocol):
+    """The server that a connection belongs to."""
+
+    @property
+    def closing(self) -> bool: ...
+    def opened(self, connection: ClientConnection) -> None: ...
+    def closed(self, connection: ClientConnection) -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """Has at most one work at a time, that of the first of the reader's waiting requests."""
+
+    def __init__(self, front: Front, connections: Connections) -> None:
+        self.transport: asyncio.Transport
+        self._front = front
+        self._connections = connections
+        self._reader = RequestReader(front.limits)
+        self._deadline = Deadline(asyncio.get_running_loop(), self._expired)
+        self._work: Work | None = None
+        self._id = b""
+        self._kind = REFUSED
+        self._began_s = 0.0
+        self._advancing = False
+        self._head_timed = False
+        self._upload_held = False
+        self._reading_held = False
+        self._response_held = False
+        self._lingers = False
+        self._switched = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._connections.opened(self)
+        self._deadline.set(self._front.limits.head_timeout_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
+        reader = self._reader
+        reader.feed(data)
+        work = self._work
+        if work is None:
+            self._advance()
+        else:
+            refusal = reader.waiting[0].refusal
+            if refusal is None:
+                work.arrived()
+            else:
+                self._break_off(refusal)
+        if len(reader.waiting) > 1:
+            self._balance()
+        self._watch()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.close()
+        self.ended()
+
+    def pause_writing(self) -> None:
+        self._response_held = True
+        if self._work is not None:
+            self._work.pause_response()
+        self._deadline.set(self._front.limits.stall_timeout_s)
+
+    def resume_writing(self) -> None:
+        self._response_held = False
+        if self._work is not None:
+            self._work.resume_response()
+        self._watch()
+
+    # Caller
+
+    @property
+    def stays(self) -> bool:
+        return not self._connections.closing
+
+    @property
+    def peer(self) -> str:
+        address = self.transport.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if address else ""
+
+    def answered(self, status: int, *, keeps: bool) -> None:
+        request = self._reader.waiting.popleft()
+        self._work = None
+        self._record(status, request)
+        if self._upload_held or self._reading_held:
+            self._upload_held = False
+            self._balance()
+        if not keeps or self._connections.closing:
+            self._go(request)
+        elif not self._advancing:
+            self._advance()
+            self._watch()
+
+    def respond(self, response: HttpResponse) -> None:
+        request = self._reader.waiting[0]
+        keeps = request.keep_alive and request.complete and self.stays
+        lines = [status_line(response.status), *field_lines(response.headers.raw, _DROPPED)]
+        if response.status >= 200 and response.status not in (204, 304):
+            lines.append(b"content-length: %d\r\n" % len(response.body))
+        if self._id:
+            lines += (b"x-request-id: ", self._id, b"\r\n")
+        if not keeps:
+            lines.append(b"connection: close\r\n")
+        elif not request.http11:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        if request.method != "HEAD":
+            lines.append(response.body)
+        self.transport.write(b"".join(lines))
+        self.answered(response.status, keeps=keeps)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.respond(refusal.response(self._reader.waiting[0].path))
+
+    def cut(self, status: int) -> None:
+        request = self._reader.waiting.popleft()
+        self._work = None
+        self._record(status, request)
+        self.transport.abort()
+
+    def hold_upload(self, *, held: bool) -> None:
+        waiting = self._reader.waiting
+        self._upload_held = held and bool(waiting) and not waiting[0].complete
+        self._balance()
+
+    def switch(self) -> bytes:
+        self._deadline.close()
+        self._switched = True
+        reader = self._reader
+        tail, reader.tail = reader.tail, b""
+        return tail
+
+    def ended(self) -> None:
+        """The client is gone; also called by who has taken over."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            self._record(101 if self._switched else _GONE, self._reader.waiting[0])
+        self._connections.closed(self)
+
+    # The server's end.
+
+    def leave(self) -> None:
+        """Close now, or after the answers that are being given."""
+        if self._work is not None:
+            self._work.leave()
+        elif not self._reader.waiting:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Cut off, whatever is being answered."""
+        self.transport.abort()
+
+    # Parts of it.
+
+    def _advance(self) -> None:
+        """Start the next requests' work, as far as they are there."""
+        self._advancing = True
+        waiting = self._reader.waiting
+        while waiting and self._work is None and not self._lingers:
+            request = waiting[0]
+            if not request.head_done and request.refusal is None:
+                break
+            if not self._begin(request):
+                break
+        self._advancing = False
+
+    def _begin(self, request: IncomingRequest) -> bool:
+        """Whether the request has got its work, or its answer; else more of it has to come."""
+        front = self._front
+        if request.refusal is not None:
+            return self._turn_away(request, request.refusal)
+        route = front.route(request)
+        if isinstance(route, Refusal):
+            return self._turn_away(request, route)
+        if not request.complete:
+            if request.awaits_continue:
+                request.awaits_continue = False
+                self.transport.write(CONTINUE)
+            if front.needs_whole_body(route, request):
+                return False
+        self._identify(request, kind_of(route))
+        work = front.work(route, self, request, self._id)
+        if isinstance(work, Refusal):
+            self.refuse(work)
+            return True
+        self._work = work
+        work.start()
+        if self._response_held and self._work is not None:
+            self._work.pause_response()
+        return True
+
+    def _identify(self, request: IncomingRequest, kind: str) -> None:
+        front = self._front
+        self._id = front.ids.of(request.fields.get(b"x-request-id"))
+        self._kind = kind
+        self._began_s = front.clock.monotonic_s()
+        front.statistics.num_answering += 1
+
+    def _turn_away(self, request: IncomingRequest, refusal: Refusal) -> bool:
+        self._identify(request, REFUSED)
+        self.refuse(refusal)
+        return True
+
+    def _break_off(self, refusal: Refusal) -> None:
+        """The request cannot go on; say so where nothing else was said yet."""
+        request = self._reader.waiting[0]
+        work, self._work = self._work, None
+        self._reader.stopped = True
+        if work is None:
+            self._turn_away(request, refusal)
+            return
+        begun = work.begun
+        work.cancel()
+        if begun:
+            self.cut(refusal.status)
+        else:
+            self.refuse(refusal)
+
+    def _record(self, status: int, request: IncomingRequest) -> None:
+        front = self._front
+        duration_s = front.clock.monotonic_s() - self._began_s
+        front.statistics.record(self._kind, status, duration_s)
+        if front.access_log:
+            logger.info(
+                "method=%s path=%s status=%d duration_ms=%.1f client=%s",
+                request.method,
+                request.path.encode("unicode_escape").decode(),
+                status,
+                duration_s * 1000.0,
+                self.peer or "-",
+                extra={"rid": self._id.decode()},
+            )
+
+    def _go(self, request: IncomingRequest) -> None:
+        """The last answer was given. A client that still sends would lose it if it were cut off, so
+        what it sends is dropped for a while.
+        """
+        if request.complete and not self._reader.waiting:
+            self.transport.close()
+            return
+        self._lingers = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline.set(self._front.limits.linger_s)
+
+    def _balance(self) -> None:
+        """Read on, or not."""
+        waiting = self._reader.waiting
+        held = self._upload_held or len(waiting) > self._front.limits.max_pipelined
+        if not held and len(waiting) > 1:
+            held = waiting[-1].num_bytes > HELD_BYTES
+        if held is not self._reading_held and not self.transport.is_closing():
+            self._reading_held = held
+            if held:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _watch(self) -> None:
+        """Set the time in which the client has to do what is its turn to do."""
+        if self._lingers or self._response_held or self._switched:
+            return
+        limits = self._front.limits
+        waiting = self._reader.waiting
+        if not waiting:
+            self._head_timed = False
+            self._deadline.set(limits.idle_timeout_s)
+        elif not waiting[0].head_done:
+            # From its first byte on: a head that comes in drops is not given more.
+            if not self._head_timed:
+                self._head_timed = True
+                self._deadline.set(limits.head_timeout_s)
+        elif waiting[0].complete:
+            self._head_timed = False
+            self._deadline.clear()
+        else:
+            self._head_timed = False
+            self._deadline.set(limits.body_timeout_s)
+
+    def _expired(self) -> None:
+        waiting = self._reader.waiting
+        if self._lingers or self._response_held:
+            self.transport.abort()
+        elif not waiting:
+            self.transport.close()
+        elif waiting[0].head_done:
+            seconds = f"{self._front.limits.body_timeout_s:g} s"
+            self._break_off(Refusal(408, "timeout", f"no more of the body came for {seconds}"))
+        else:
+            seconds = f"{self._front.limits.head_timeout_s:g} s"
+            self._break_off(Refusal(408, "timeout", f"the head was not whole after {seconds}"))

@@ -1,0 +1,326 @@
+"""One relayed request: from the choice of a server to the last byte of its response, or to the
+ending that it has instead.
+
+The ticket is released once, in `_end`, which every ending passes. A request of which a byte was
+written to a backend is never sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from phalanx.errors import NoServerError, PhalanxError
+from phalanx.gateway.http.event_tail import EventTail
+from phalanx.gateway.http.fields import (
+    HOP_BY_HOP,
+    LAST_CHUNK,
+    OWN,
+    VIA,
+    Pair,
+    chunk,
+    field_lines,
+    status_line,
+)
+from phalanx.gateway.http.model_choice import model_of
+from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.relay import Relay, refusal_of
+from phalanx.gateway.http.request_reader import Bytes, IncomingRequest
+from phalanx.gateway.http.response_head import response_head
+from phalanx.gateway.http.tunnel import Tunnel
+from phalanx.gateway.http.upstream import Upstream
+from phalanx.gateway.http.work import Caller
+from phalanx.routing.load import Ticket
+
+_DROPPED = HOP_BY_HOP | OWN
+_DROPPED_WITH_KEY = _DROPPED | {b"authorization"}
+_JOINED = 64 * 1024
+"""Up to this size a write is put together, so that it is one call to the system."""
+_ATTEMPTS = 2
+
+
+class Exchange:
+    """Fed by both connections; writes to both."""
+
+    __slots__ = (
+        "_caller",
+        "_chunked",
+        "_connecting",
+        "_events",
+        "_id",
+        "_keeps",
+        "_relay",
+        "_request",
+        "_status",
+        "_ticket",
+        "_tunnel",
+        "_upstream",
+    )
+
+    def __init__(
+        self, relay: Relay, caller: Caller, request: IncomingRequest, request_id: bytes
+    ) -> None:
+        self._relay = relay
+        self._caller = caller
+        self._request = request
+        self._id = request_id
+        self._ticket: Ticket | None = None
+        self._upstream: Upstream | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._events: EventTail | None = None
+        self._tunnel: Tunnel | None = None
+        self._chunked = False
+        self._keeps = False
+        self._status = 0
+
+    @property
+    def begun(self) -> bool:
+        return self._status != 0
+
+    def start(self) -> None:
+        """Choose a server and send what there is of the request."""
+        try:
+            model = model_of(self._request)
+            ticket = self._ticket = self._relay.acquire(model)
+        except PhalanxError as error:
+            self._caller.refuse(refusal_of(error))
+            return
+        upstream = self._relay.upstreams.idle(ticket.server.server_id)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._caller.hold_upload(held=True)
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(model))
+
+    # From the client.
+
+    def arrived(self) -> None:
+        """There is more of the request's body."""
+        upstream = self._upstream
+        if upstream is None or (not self._request.parts and not self._request.complete):
+            return
+        write = upstream.transport.write
+        for part in self._body():
+            write(part)
+
+    def cancel(self) -> None:
+        """Nobody waits for the response any more."""
+        self._end()
+        if self._tunnel is not None:
+            self._tunnel.abort()
+
+    def leave(self) -> None:
+        """A tunnel has no end of its own that could be waited for."""
+        if self._tunnel is not None:
+            self._tunnel.close()
+
+    def pause_response(self) -> None:
+        if self._upstream is not None:
+            self._upstream.transport.pause_reading()
+
+    def resume_response(self) -> None:
+        if self._upstream is not None:
+            self._upstream.transport.resume_reading()
+
+    # From the backend.
+
+    def pause_upload(self) -> None:
+        self._caller.hold_upload(held=True)
+
+    def resume_upload(self) -> None:
+        self._caller.hold_upload(held=False)
+
+    def interim(self, status: int, headers: list[Pair]) -> None:
+        if status != 100 and self._request.http11:
+            lines = field_lines(headers, _DROPPED)
+            self._caller.transport.write(b"".join([status_line(status), *lines, b"\r\n"]))
+
+    def response(self, upstream: Upstream) -> None:
+        out: list[Bytes] = []
+        if self._status == 0:
+            self._begin_response(upstream, out)
+        parts = upstream.take()
+        events = self._events
+        if events is not None and (parts or upstream.complete):
+            passed = events.passed(b"".join(parts))
+            if upstream.complete:
+                passed += events.rest()
+            parts = [passed] if passed else []
+        if parts:
+            out += chunk(parts, sum(map(len, parts))) if self._chunked else parts
+        if not upstream.complete:
+            upstream.expect_more(self._relay.limits.response_timeout_s)
+            _write(self._caller.transport, out)
+            return
+        if self._chunked:
+            out.append(LAST_CHUNK)
+        _write(self._caller.transport, out)
+        self._finish(upstream)
+
+    def switched(self, tail: bytes) -> None:
+        """The backend speaks another protocol from here on."""
+        upstream, ticket = self._upstream, self._ticket
+        assert upstream is not None and ticket is not None
+        if not self._request.upgrade:
+            self._fail(502, "changed the protocol without being asked to")
+            return
+        lines = field_lines(upstream.headers, _DROPPED)
+        head = [status_line(101), *lines, b"x-request-id: ", self._id, b"\r\n"]
+        head += [b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n", tail]
+        upstream.detach()
+        self._ticket = self._upstream = None
+        self._status = 101
+        caller = self._caller
+        caller.transport.write(b"".join(head))
+        self._tunnel = Tunnel(caller.transport, upstream.transport, ticket, caller.ended)
+        self._tunnel.open(caller.switch())
+
+    def broken(self, why: str) -> None:
+        self._fail(502, why)
+
+    def late(self) -> None:
+        limit = self._relay.limits.response_timeout_s
+        self._fail(504, f"has sent nothing for {limit:g} s")
+
+    # Parts of it.
+
+    async def _connect(self, model: str | None) -> None:
+        """Open a connection; where that fails nothing has started, and one other may be tried."""
+        tried: frozenset[str] = frozenset()
+        why = ""
+        for _ in range(_ATTEMPTS):
+            ticket = self._ticket
+            try:
+                if ticket is None:
+                    ticket = self._ticket = self._relay.acquire(model, tried)
+                upstream = await self._relay.upstreams.connect(ticket.server)
+            except OSError as error:
+                assert ticket is not None
+                server = ticket.server
+                why = f"{server.endpoint}: {str(error) or 'it did not answer in time'}"
+                tried |= {server.server_id}
+                self._release()
+                self._relay.pool.connect_failed(server.server_id)
+            except PhalanxError as error:
+                self._connecting = None
+                refusal = refusal_of(error)
+                if why and isinstance(error, NoServerError):
+                    message = f"no server could be reached ({why}); the request was not started"
+                    refusal = Refusal(503, "no_server", message, error.retry_after_s)
+                self._refuse(refusal)
+                return
+            else:
+                self._connecting = None
+                self._caller.hold_upload(held=False)
+                self._send(upstream)
+                return
+        self._connecting = None
+        message = f"no server could be reached ({why}); the request was not started"
+        self._refuse(Refusal(503, "no_server", message, retry_after_s=1))
+
+    def _send(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        request, relay = self._request, self._relay
+        dropped = _DROPPED if relay.passes_authorization else _DROPPED_WITH_KEY
+        if request.dropped:
+            dropped |= request.dropped
+        lines: list[Bytes] = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
+        lines += field_lines(request.headers, dropped)
+        if b"host" not in request.fields:
+            assert self._ticket is not None
+            lines.append(b"host: %b\r\n" % self._ticket.server.endpoint.authority.encode())
+        if request.upgrade:
+            lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
+        if request.chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines += (b"x-request-id: ", self._id, b"\r\n", VIA, b"\r\n")
+        if request.has_body:
+            lines += self._body()
+        upstream.carry(
+            self,
+            without_body=request.method == "HEAD",
+            within_s=relay.limits.response_timeout_s,
+        )
+        _write(upstream.transport, lines)
+
+    def _body(self) -> list[Bytes]:
+        """What there is of the body, framed as it goes on to the backend."""
+        request = self._request
+        parts = request.take()
+        if not request.chunked:
+            return parts
+        framed = chunk(parts, sum(map(len, parts))) if parts else []
+        if request.complete:
+            framed.append(LAST_CHUNK)
+        return framed
+
+    def _begin_response(self, upstream: Upstream, out: list[Bytes]) -> None:
+        head = response_head(upstream, self._request, self._id, keeps=self._caller.stays)
+        self._status = upstream.status
+        self._chunked = head.chunked
+        self._keeps = head.keeps
+        if head.is_event_stream:
+            self._events = EventTail()
+        out += head.lines
+
+    def _finish(self, upstream: Upstream) -> None:
+        """The response is whole."""
+        if upstream.reusable and self._request.complete:
+            self._upstream = None
+            self._relay.upstreams.put(upstream)
+        self._end()
+        self._caller.answered(self._status, keeps=self._keeps)
+
+    def _fail(self, status: int, why: str) -> None:
+        """The backend gives no response, or not the rest of it."""
+        ticket = self._ticket
+        assert ticket is not None
+        what = f"the server {ticket.server.endpoint} {why}"
+        code = "timeout" if status == 504 else "bad_gateway"
+        if self._status == 0:
+            message = f"{what}; the request may have been started, so it was not sent again"
+            self._refuse(Refusal(status, code, message))
+        elif self._events is None:
+            self._end()
+            self._caller.cut(self._status)
+        else:
+            self._end_stream(self._events, Refusal(status, code, f"the stream broke off: {what}"))
+
+    def _end_stream(self, events: EventTail, refusal: Refusal) -> None:
+        """Say in the stream that it is not whole, and end it in good order."""
+        self._end()
+        last = b"" if events.done else refusal.stream_end(self._request.path)
+        if events.inside:
+            last = b"\n\n" + last
+        out: list[Bytes] = [last]
+        if self._chunked:
+            out = [*chunk(out, len(last)), LAST_CHUNK] if last else [LAST_CHUNK]
+        _write(self._caller.transport, out)
+        self._caller.answered(self._status, keeps=False)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._end()
+        self._caller.refuse(refusal)
+
+    def _end(self) -> None:
+        """Every ending passes here, once or more."""
+        self._release()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+
+    def _release(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.release()
+
+
+def _write(transport: asyncio.Transport, parts: list[Bytes]) -> None:
+    """In one call to the system where that costs no copy of a large body."""
+    if sum(map(len, parts)) <= _JOINED:
+        transport.write(b"".join(parts))
+    else:
+        for part in parts:
+            transport.write(part)

@@ -1,0 +1,111 @@
+"""Decides what a request whose head is there becomes: work, a refusal, or a wait for its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.clock import Clock
+from phalanx.gateway.http.exchange import Exchange
+from phalanx.gateway.http.handling import Answerer, Handling, request_for
+from phalanx.gateway.http.keys import Keys
+from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.model_choice import is_told_by_body
+from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.relay import Relay
+from phalanx.gateway.http.request_ids import RequestIds
+from phalanx.gateway.http.request_reader import IncomingRequest
+from phalanx.gateway.http.router import (
+    HandlerRoute,
+    NoRoute,
+    RelayRoute,
+    Route,
+    Router,
+    WebSocketRoute,
+)
+from phalanx.gateway.http.statistics import HttpStatistics
+from phalanx.gateway.http.websocket_work import WebSocketWork, handshake_fault
+
+REFUSED = "refused"
+Startable = Exchange | Handling | WebSocketWork
+
+
+@dataclass(frozen=True)
+class Front:
+    """Everything that the connections of one server share."""
+
+    router: Router
+    relay: Relay | None
+    keys: Keys
+    limits: HttpLimits
+    clock: Clock
+    statistics: HttpStatistics
+    ids: RequestIds
+    access_log: bool
+
+    def route(self, request: IncomingRequest) -> Route | Refusal:
+        """Where the request goes, once it may: known from its head alone."""
+        if request.method == "CONNECT":
+            return Refusal(405, "method_not_allowed", "this is no proxy for other hosts")
+        route = self.router.find(request.method, request.path, upgrade=request.upgrade)
+        if isinstance(route, NoRoute):
+            return _no_route(request, route)
+        if not self.keys.allow(route.access, request.fields.get(b"authorization", b"")):
+            message = "send the gateway's key as `Authorization: Bearer KEY`"
+            return Refusal(401, "invalid_api_key", message)
+        if isinstance(route, RelayRoute):
+            if self.relay is None:
+                return Refusal(404, "not_found", f"{request.path}: there are no HTTP backends")
+            if _has_dots(request.path):
+                message = f"the path {request.path!r} has dot segments; send it without"
+                return Refusal(400, "malformed_request", message)
+        return route
+
+    def needs_whole_body(self, route: Route, request: IncomingRequest) -> bool:
+        """Whether the work can only start when the body is there."""
+        return not isinstance(route, RelayRoute) or is_told_by_body(request)
+
+    def work(
+        self, route: Route, caller: Answerer, request: IncomingRequest, request_id: bytes
+    ) -> Startable | Refusal:
+        """What answers it, ready to start."""
+        match route:
+            case HandlerRoute():
+                given = request_for(route, request, request_id.decode(), caller.peer)
+                return Handling(caller, route, given)
+            case WebSocketRoute():
+                given = request_for(route, request, request_id.decode(), caller.peer)
+                fault = handshake_fault(given)
+                if fault:
+                    return Refusal(400, "malformed_request", fault)
+                return WebSocketWork(caller, route, given, self.limits.max_body_bytes)
+            case _:
+                assert self.relay is not None
+                return Exchange(self.relay, caller, request, request_id)
+
+
+def kind_of(route: Route) -> str:
+    """How the statistics call it."""
+    match route:
+        case HandlerRoute():
+            return "handler"
+        case WebSocketRoute():
+            return "websocket"
+        case RelayRoute():
+            return "relay"
+        case NoRoute():
+            return REFUSED
+
+
+def _no_route(request: IncomingRequest, route: NoRoute) -> Refusal:
+    if route.allowed:
+        allowed = route.allowed
+        message = f"{request.path} has no {request.method}; allowed: {', '.join(allowed)}"
+        return Refusal(405, "method_not_allowed", message, allowed=allowed)
+    return Refusal(404, "not_found", f"there is nothing at {request.path}")
+
+
+def _has_dots(path: str) -> bool:
+    """Whether a backend could understand another path than the one that was looked at."""
+    if "%" in path:
+        path = path.replace("%2e", ".").replace("%2E", ".").replace("%2f", "/").replace("%2F", "/")
+    return "/." in path and any(part in (".", "..") for part in path.split("/"))

@@ -1,0 +1,28 @@
+"""Who may ask: compares the key that a request carries, in time that does not tell how much fits."""
+
+from __future__ import annotations
+
+import hmac
+
+from phalanx.gateway.http.router import Access
+
+
+class Keys:
+    """`api_key` opens inference, `admin_key` administration and inference. Without an admin key the
+    API key opens both; without any key all is open.
+    """
+
+    def __init__(self, api_key: str | None = None, admin_key: str | None = None) -> None:
+        api = None if api_key is None else f"Bearer {api_key}".encode()
+        admin = None if admin_key is None else f"Bearer {admin_key}".encode()
+        self._admin = api if admin is None else admin
+        self._inference = api
+
+    def allow(self, access: Access, authorization: bytes) -> bool:
+        if access is Access.OPEN:
+            return True
+        wanted = self._admin if access is Access.ADMIN else self._inference
+        if wanted is None or hmac.compare_digest(authorization, wanted):
+            return True
+        admin = self._admin
+        return admin is not None and hmac.compare_digest(authorization, admin)

@@ -1,0 +1,71 @@
+"""Relays requests to HTTP backends: the servers to choose from, connections to them, and settings."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from phalanx.errors import (
+    MalformedRequestError,
+    NoServerError,
+    PhalanxError,
+    UnknownModelError,
+)
+from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.upstream_pool import UpstreamPool
+from phalanx.routing.endpoint import Scheme
+from phalanx.routing.load import Ticket
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class ServerPool(Protocol):
+    """The gateway's pool, as a relay sees it."""
+
+    def acquire(
+        self, model: str | None, scheme: Scheme, exclude: frozenset[str] = NOBODY
+    ) -> Ticket:
+        """Choose and count in one step. Raises `UnknownModelError` or `NoServerError`."""
+        ...
+
+    def connect_failed(self, server_id: str) -> None:
+        """It does not listen: it gets nothing until it answers again."""
+        ...
+
+
+class Relay:
+    """`default_model` answers requests that name none; `passes_authorization` says whether the
+    caller's key is sent on to the backend.
+    """
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        *,
+        default_model: str | None = None,
+        passes_authorization: bool = False,
+        limits: HttpLimits | None = None,
+    ) -> None:
+        self.pool = pool
+        self.passes_authorization = passes_authorization
+        self.limits = limits or HttpLimits()
+        self.upstreams = UpstreamPool(self.limits)
+        self._default_model = default_model
+
+    def acquire(self, model: str | None, exclude: frozenset[str] = NOBODY) -> Ticket:
+        return self.pool.acquire(model or self._default_model, Scheme.HTTP, exclude)
+
+    def close(self) -> None:
+        """Close the connections that no request has."""
+        self.upstreams.close()
+
+
+def refusal_of(error: PhalanxError) -> Refusal:
+    """The HTTP words of what kept a request from being sent on."""
+    if isinstance(error, UnknownModelError):
+        return Refusal(404, "model_not_found", str(error))
+    if isinstance(error, MalformedRequestError):
+        return Refusal(400, "malformed_request", str(error))
+    if isinstance(error, NoServerError):
+        return Refusal(503, "no_server", str(error), retry_after_s=error.retry_after_s)
+    return Refusal(500, "internal_error", str(error))

@@ -1,0 +1,324 @@
+"""Reads requests from a client's bytes, one after another, and refuses what is not HTTP/1.
+
+The parser is llhttp's, strict; what it does not check (sizes, repeated fields, the host) is checked
+here. A large body passes it by: between its head and its end there is nothing to parse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import httptools
+
+from phalanx.gateway.http.fields import SINGLE, Pair, named_by_connection
+from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.refusal import Refusal
+
+_LARGE = 16 * 1024
+"""From this size on a read is split after its head, so that the body is not copied by the parser."""
+_NO_LENGTH = -1
+Bytes = bytes | memoryview
+
+
+class IncomingRequest:
+    """One request as it arrives: `head_done`, then `parts` until `complete`. With `awaits_continue`
+    they do not come before the client is asked for them.
+
+    A request that cannot be served has a `refusal` instead of what is missing.
+    """
+
+    __slots__ = (
+        "awaits_continue",
+        "chunked",
+        "complete",
+        "content_length",
+        "dropped",
+        "fields",
+        "head_done",
+        "headers",
+        "http11",
+        "keep_alive",
+        "method",
+        "num_bytes",
+        "parts",
+        "path",
+        "refusal",
+        "target",
+        "upgrade",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        self.path = ""
+        self.headers: list[Pair] = []
+        self.fields: dict[bytes, bytes] = {}
+        self.dropped: frozenset[bytes] = frozenset()
+        self.http11 = True
+        self.keep_alive = False
+        self.upgrade = False
+        self.chunked = False
+        self.content_length = _NO_LENGTH
+        self.parts: list[Bytes] = []
+        self.num_bytes = 0
+        self.head_done = False
+        self.complete = False
+        self.awaits_continue = False
+        self.refusal: Refusal | None = None
+
+    def take(self) -> list[Bytes]:
+        """The parts that have arrived since the last time."""
+        parts = self.parts
+        self.parts = []
+        return parts
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or self.content_length > 0
+
+
+class RequestReader:
+    """`waiting` holds the requests in their order; whoever answers one removes it.
+
+    After a refusal nothing further is read (`stopped`). After a request to become a WebSocket
+    (`switching`) what follows is no HTTP, and is kept in `tail`.
+    """
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self.waiting: deque[IncomingRequest] = deque()
+        self.tail = b""
+        self.stopped = False
+        self.switching = False
+        self._current = IncomingRequest()
+        self._begun = False
+        self._head_bytes = 0
+        self._num_parsing = 0
+        self._skip = 0
+        self._parser = httptools.HttpRequestParser(self)
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a request has begun whose head is not whole."""
+        return self._begun and not self._current.head_done
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the rest of a request's body is still to come."""
+        return self._begun and self._current.head_done
+
+    def feed(self, data: Bytes) -> None:
+        """Read on. What follows a refusal is dropped."""
+        if self.switching:
+            self.tail += data
+            return
+        if self._skip:
+            data = self._pass_by(data)
+        elif len(data) >= _LARGE and not self._begun and isinstance(data, bytes):
+            end = data.find(b"\r\n\r\n") + 4
+            if end >= 4:
+                self._parse(data[:end])
+                data = memoryview(data)[end:]
+                if self._rest_is_large():
+                    data = self._pass_by(data)
+        if data and not self.stopped:
+            self._parse(data)
+            if self._begun and not self._current.head_done:
+                self._head_bytes += len(data)
+                if self._head_bytes > self._limits.max_head_bytes:
+                    self._stop(self._current, _long_head(self._limits.max_head_bytes))
+            elif self._begun:
+                self._rest_is_large()
+
+    def _parse(self, data: Bytes) -> None:
+        self._num_parsing = len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._switch(bytes(data[upgrade.args[0] :]))
+        except httptools.HttpParserError as error:
+            if not self.stopped:
+                self._stop(self._current, Refusal(400, "malformed_request", f"not HTTP: {error}"))
+
+    def _switch(self, tail: bytes) -> None:
+        """Bytes after a request that asked for another protocol: it is WebSocket, or not obeyed."""
+        if self._current.upgrade:
+            self.switching = True
+            self.tail = tail
+        elif not self.stopped:
+            self._parser = httptools.HttpRequestParser(self)
+            self.feed(tail)
+
+    def _stop(self, request: IncomingRequest, refusal: Refusal) -> None:
+        if request.complete or not self.waiting or self.waiting[-1] is not request:
+            request = IncomingRequest()
+            self.waiting.append(request)
+        request.refusal = refusal
+        self.stopped = True
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self.stopped:
+            return
+        self._begun = True
+        self._head_bytes = 0
+        self._current = request = IncomingRequest()
+        self.waiting.append(request)
+
+    def on_url(self, part: bytes) -> None:
+        self._current.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # After the head these are a chunked body's trailers, which are not passed on.
+        if not self._current.head_done:
+            self._current.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.stopped:
+            return
+        request = self._current
+        parser = self._parser
+        request.head_done = True
+        request.method = parser.get_method().decode("ascii")
+        request.http11 = parser.get_http_version() == "1.1"
+        request.keep_alive = parser.should_keep_alive()
+        request.fields = dict(request.headers)
+        refusal = self._checked(request)
+        if refusal is not None:
+            self._stop(request, refusal)
+
+    def on_body(self, part: bytes) -> None:
+        self._add(part)
+
+    def on_message_complete(self) -> None:
+        self._current.complete = True
+        self._begun = False
+
+    # The checks of a head.
+
+    def _checked(self, request: IncomingRequest) -> Refusal | None:
+        fields = request.fields
+        if len(fields) != len(request.headers):
+            refusal = self._repeated(request)
+            if refusal is not None:
+                return refusal
+        if len(request.headers) > self._limits.max_fields:
+            return _too_many(self._limits.max_fields)
+        if self._is_long(request):
+            return _long_head(self._limits.max_head_bytes)
+        if b"host" not in fields and request.http11:
+            return Refusal(400, "malformed_request", "an HTTP/1.1 request needs a `host` field")
+        if not request.target.startswith(b"/"):
+            refusal = _absolute(request)
+            if refusal is not None:
+                return refusal
+        request.path = request.target.partition(b"?")[0].decode("latin-1")
+        if b"connection" in fields:
+            request.dropped = named_by_connection(fields[b"connection"])
+            if b"upgrade" in fields:
+                request.upgrade = fields[b"upgrade"].lower() == b"websocket"
+        return self._framing(request)
+
+    def _is_long(self, request: IncomingRequest) -> bool:
+        limit = self._limits.max_head_bytes
+        if self._head_bytes + self._num_parsing <= limit:
+            return False
+        size = sum(len(name) + len(value) + 4 for name, value in request.headers)
+        return size + len(request.target) > limit
+
+    def _framing(self, request: IncomingRequest) -> Refusal | None:
+        fields = request.fields
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None:
+            if coding.lower() != b"chunked" or not request.http11:
+                message = (
+                    f"transfer-encoding {coding.decode('latin-1')!r}: only chunked, over HTTP/1.1"
+                )
+                return Refusal(501, "unsupported_encoding", message)
+            request.chunked = True
+        length = fields.get(b"content-length")
+        if length is not None:
+            request.content_length = int(length)
+            if request.content_length > self._limits.max_body_bytes:
+                return self._too_large(f"{request.content_length} bytes")
+        expected = fields.get(b"expect")
+        if expected is not None and expected.lower() != b"100-continue":
+            message = f"expect: {expected.decode('latin-1')!r}; only 100-continue is known"
+            return Refusal(417, "expectation_failed", message)
+        request.awaits_continue = expected is not None and request.http11
+        return None
+
+    def _repeated(self, request: IncomingRequest) -> Refusal | None:
+        names = [name for name, _ in request.headers]
+        for name in SINGLE:
+            if names.count(name) > 1:
+                return Refusal(
+                    400, "malformed_request", f"the field `{name.decode()}` is there more than once"
+                )
+        if names.count(b"connection") > 1:
+            values = [value for name, value in request.headers if name == b"connection"]
+            request.fields[b"connection"] = b", ".join(values)
+        return None
+
+    # Bodies.
+
+    def _add(self, part: Bytes) -> None:
+        request = self._current
+        if request.refusal is not None:
+            return
+        request.num_bytes += len(part)
+        if request.num_bytes > self._limits.max_body_bytes:
+            self._stop(request, self._too_large(f"more than {self._limits.max_body_bytes} bytes"))
+            return
+        request.parts.append(part)
+
+    def _rest_is_large(self) -> bool:
+        """Whether the rest of a body of known length passes the parser by from now on."""
+        request = self._current
+        if self._begun and request.head_done and not self.stopped:
+            rest = request.content_length - request.num_bytes
+            if rest >= _LARGE:
+                self._skip = rest
+                # This one would wait for the body; the next request is read by another.
+                self._parser = httptools.HttpRequestParser(self)
+        return self._skip > 0
+
+    def _pass_by(self, data: Bytes) -> Bytes:
+        """Take the body's share of `data`, and return the rest."""
+        if len(data) < self._skip:
+            self._skip -= len(data)
+            self._add(data)
+            return b""
+        end = self._skip
+        self._skip = 0
+        self._add(data[:end])
+        self.on_message_complete()
+        return data[end:]
+
+    def _too_large(self, size: str) -> Refusal:
+        return Refusal(
+            413,
+            "body_too_large",
+            f"the body has {size}; at most {self._limits.max_body_bytes} are allowed; send less at "
+            "once",
+        )
+
+
+def _long_head(limit: int) -> Refusal:
+    return Refusal(431, "head_too_large", f"the request's head is above {limit} bytes")
+
+
+def _too_many(limit: int) -> Refusal:
+    return Refusal(431, "head_too_large", f"the request has more than {limit} header fields")
+
+
+def _absolute(request: IncomingRequest) -> Refusal | None:
+    """Bring a target that names this host into the form that starts with a slash."""
+    scheme, separator, rest = request.target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        target = request.target.decode("latin-1")
+        return Refusal(400, "malformed_request", f"the target {target!r} is not a path")
+    slash = rest.find(b"/")
+    request.target = rest[slash:] if slash >= 0 else b"/"
+    return None
