@@ -89,7 +89,8 @@ class SiglipTower(nn.Module):
 
     def _cut(self, images: Tensor) -> Tensor:
         """The values of each patch, [N * patches, C * patch * patch], channel by channel."""
-        side, patch = self._shape.image_size // self._shape.patch_size, self._shape.patch_size
+        channels, patch = self._shape.num_channels, self._shape.patch_size
+        side = self._shape.image_size // patch
         trimmed = images[:, :, : side * patch, : side * patch]
-        by_patch = trimmed.unflatten(3, (side, patch)).unflatten(2, (side, patch))
+        by_patch = trimmed.reshape(-1, channels, side, patch, side, patch)
         return by_patch.permute(0, 2, 4, 1, 3, 5).reshape(-1, self._shape.patch_values)

@@ -15,13 +15,13 @@ ImageShapes = tuple[tuple[int, int, int], ...]
 
 
 def check_batch_size(max_batch_size: object) -> None:
-    whole = isinstance(max_batch_size, int) and not isinstance(max_batch_size, bool)
-    if not whole or max_batch_size < 1:  # type: ignore[operator]
+    boolean = isinstance(max_batch_size, bool)
+    if boolean or not isinstance(max_batch_size, int) or max_batch_size < 1:
         raise ConfigurationError(f"max_batch_size={max_batch_size!r} must be a positive integer")
 
 
 def check_remap(remap: object) -> None:
-    if remap is not None and not isinstance(remap, Mapping | Callable):  # type: ignore[arg-type]
+    if remap is not None and not isinstance(remap, Mapping | Callable):
         raise ConfigurationError(
             f"weight_remap is {type(remap).__name__}; give a function from a name to a name or "
             "None, or a mapping of substrings"

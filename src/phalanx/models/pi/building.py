@@ -30,6 +30,7 @@ from phalanx.models.pi.prefix_nodes import PrefixNode, VisionNode
 from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi.targets import Target
+from phalanx.models.pi.weight_store import PolicyWeights
 from phalanx.models.pi.weights import prefix_targets, randomize, unused_names
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
@@ -46,13 +47,12 @@ MakeExpert = Callable[[PiGeometry, torch.dtype, Operators], ActionExpert]
 @dataclass(frozen=True)
 class PolicyKind:
     """What sets one pi policy apart. `camera_count` reads it from `config.json`, None if it is not
-    there; `reads_state` if the expert has a state of its own.
+    there.
     """
 
     published: PiGeometry
     make_expert: MakeExpert
     camera_count: Callable[[Mapping[str, Any]], int | None]
-    reads_state: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class PolicyOptions:
     checkpoint_dir: str | Path | None
     config: PiConfig | None
     num_cameras: int | None
-    max_batch_size: int
     weight_remap: WeightRemap
     weight_strict: bool
     vision_dtype: torch.dtype
@@ -76,7 +75,7 @@ class LoadedPolicy:
     model: PiModel
     backend: DeviceBackend
     operators: Operators
-    reads_state: bool
+    weights: PolicyWeights
 
 
 def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
@@ -103,10 +102,10 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
     randomize_first = checkpoint is None or not options.weight_strict
     if randomize_first:
         randomize(model, runtime.seed or 0)
+    tied = shapes is not None and EMBEDDING not in shapes
+    targets, unused = targets_of(model, tied=tied), unused_names(model, tied=tied)
     if checkpoint is not None:
-        tied = shapes is not None and EMBEDDING not in shapes
-        unused = unused_names(model, tied=tied)
-        report = load_weights(targets_of(model, tied=tied), unused, checkpoint.tensors())
+        report = load_weights(targets, unused, checkpoint.tensors())
         check_report(report, checkpoint.directory, strict=options.weight_strict)
     model.pack()
     logger.info(
@@ -115,7 +114,8 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
         str(dtype).removeprefix("torch."),
         operators.name,
     )
-    return LoadedPolicy(model, backend, operators, kind.reads_state)
+    weights = PolicyWeights(model, targets, unused, options.weight_remap)
+    return LoadedPolicy(model, backend, operators, weights)
 
 
 def geometry_of(
@@ -169,7 +169,7 @@ def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
         generator.manual_seed(seed)
     # Every row that runs may be in a step, with all that it has.
     loop = StepLoop(engine, Budget(max_batch_size * model.max_tokens, max_batch_size))
-    return PolicyService(engine, loop, model, limits, generator)
+    return PolicyService(engine, loop, policy.weights, model, limits, generator)
 
 
 def _specs(policy: LoadedPolicy, max_batch_size: int) -> Iterable[ResourceSpec]:

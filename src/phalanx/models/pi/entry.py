@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.models.pi.service import PolicyService
+from phalanx.models.pi.weight_store import PolicyWeights
 from phalanx.plugin import BatchingEntry
 from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Event
@@ -33,6 +34,10 @@ class PiEntry(BatchingEntry):
     @property
     def limits(self) -> Limits:
         return self._service.limits
+
+    @property
+    def weights(self) -> PolicyWeights:
+        return self._service.weights
 
     def cancel(self, rid: str) -> None:
         self._service.cancel(rid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -80,13 +82,10 @@ class PiModel(nn.Module):
 
     def pack(self) -> None:
         """Bring the weights into their fastest form, when all are there."""
-        self.expert.forget_conditions()
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(operators=self._operators)
+        self.pack_again([one for one in self.modules() if isinstance(one, Linear)])
 
-    def unpack(self) -> None:
-        """Back to plain matrices, that others can be put into."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.unpack()
+    def pack_again(self, changed: Iterable[Linear]) -> None:
+        """The same for some whose weights are new."""
+        self.expert.forget_conditions()
+        for linear in changed:
+            linear.pack(operators=self._operators)

@@ -65,7 +65,7 @@ class VisionNode(PolicyNode):
     def forward(self, prepared: _Seen) -> NodeOutputs:
         tokens = self.model.eye.forward(prepared.images)
         each = self.model.geometry.image_tokens
-        parts = tokens.split([count * each for _, count in prepared.counts])
+        parts = torch.split(tokens, [count * each for _, count in prepared.counts])
         rids = (rid for rid, _ in prepared.counts)
         return NodeOutputs(
             ragged={rid: {"features": part} for rid, part in zip(rids, parts, strict=True)}
@@ -76,7 +76,7 @@ class VisionNode(PolicyNode):
 class _Prefix:
     features: tuple[Tensor | None, ...]
     token_ids: Tensor
-    num_text: tuple[int, ...]
+    num_text: list[int]
     positions: Tensor
 
 
@@ -105,13 +105,13 @@ class PrefixNode(PolicyNode):
         return _Prefix(
             tuple(row.features for row in inputs),
             token_ids,
-            tuple(len(row.inputs.token_ids) for row in inputs),
+            [len(row.inputs.token_ids) for row in inputs],
             self._backend.upload(positions),
         )
 
     def forward(self, prepared: _Prefix) -> NodeOutputs:
         language = self.model.language
-        text = language.embed(prepared.token_ids).split(prepared.num_text)
+        text = torch.split(language.embed(prepared.token_ids), prepared.num_text)
         parts: list[Tensor] = []
         for features, own in zip(prepared.features, text, strict=True):
             parts += [own] if features is None else [features.to(language.dtype), own]

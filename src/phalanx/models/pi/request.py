@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,7 +79,10 @@ def check_pi_request(request: PiRequest, limits: Limits) -> None:
         _check_rtc(request.rtc, rows, shapes["noise"])
 
 
-def check_state(state: Tensor, rows: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_state(state: Tensor, rows: int, limits: Limits) -> None:
+    """Refuse a state of another shape, or with numbers that are not finite."""
+    shapes = limits.row_shapes
+    assert shapes is not None
     _check(state, "state", (rows, *shapes["state"]), "a float", floating=True)
 
 

@@ -14,7 +14,8 @@ from phalanx.loop.step_loop import StepLoop
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.request import PiRequest, RealTimeChunking
 from phalanx.models.pi.row import OldChunk, PolicyRow, RowInputs
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
+from phalanx.models.pi.weight_store import PolicyWeights
+from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, ReplaceWeights
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
@@ -41,11 +42,13 @@ class PolicyService:
         self,
         engine: StepEngine,
         loop: StepLoop,
+        weights: PolicyWeights,
         model: PiModel,
         limits: Limits,
         generator: torch.Generator,
     ) -> None:
         self.limits = limits
+        self.weights = weights
         self.model = model
         self._engine = engine
         self._loop = loop
@@ -96,6 +99,10 @@ class PolicyService:
                 return True
             case Flush():
                 return self._loop.idle and self._engine.at_rest()
+            case ReplaceWeights(tensors):
+                self._loop.push_back_all()
+                self.weights.replace(tensors)
+                return True
 
     def statistics(self) -> LoopStatistics:
         loop = self._loop

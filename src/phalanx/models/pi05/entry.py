@@ -14,7 +14,7 @@ from phalanx.models.pi05.expert import PI05Expert
 from phalanx.models.pi05.request import PI05Request
 from phalanx.schema.limits import Limits
 
-PI05 = PolicyKind(PI05_BASE, PI05Expert, cameras_of, reads_state=False)
+PI05 = PolicyKind(PI05_BASE, PI05Expert, cameras_of)
 
 
 class PI05Entry(PiEntry):
@@ -42,7 +42,6 @@ def options_of(args: PI05Args) -> PolicyOptions:
         checkpoint_dir=args.checkpoint_dir,
         config=args.config,
         num_cameras=None if shapes is None else len(shapes),
-        max_batch_size=args.max_batch_size,
         weight_remap=args.weight_remap,
         weight_strict=args.weight_strict,
         vision_dtype=vision_dtype(args.vision_params_dtype),

@@ -64,8 +64,7 @@ class PI05Expert(ActionExpert):
     def velocity(
         self, x: Tensor, conditions: Tensor, attention: PagedAttention, rotary: Rotary
     ) -> Tensor:
-        parts = conditions.unflatten(-1, (3, -1)).unbind(-2)
-        by = [Modulation(*each) for each in zip(*(part.unbind(-2) for part in parts), strict=True)]
+        by = [Modulation(*norm.chunk(3, dim=-1)) for norm in conditions.unbind(-2)]
         hidden = self.action_in.forward(x.flatten(0, 1)).to(self._dtype)
         for index, layer in enumerate(self._layers()):
             hidden = layer.forward(hidden, (by[2 * index], by[2 * index + 1]), attention, rotary)
