@@ -17,6 +17,7 @@ from phalanx.wire.lerobot.records import PolicyInstructions, Sensor, TimedObserv
 TASK: Final = "task"
 LEROBOT: Final = "lerobot"
 MAX_IMAGE_BYTES: Final = 100 * 1024 * 1024
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 def to_observation(instructions: PolicyInstructions, timed: TimedObservation) -> Observation:
@@ -118,7 +119,7 @@ def _joint(name: str, sensors: Mapping[str, Sensor]) -> float:
     if not isinstance(value, float):
         raise InvalidRequestError(f"joint {name!r} is no number", field=name)
     # What float32 cannot hold would become infinite.
-    if not math.isfinite(value) or abs(value) > np.finfo(np.float32).max:
+    if not math.isfinite(value) or abs(value) > _LARGEST:
         raise InvalidRequestError(f"joint {name!r} is {value}; send a finite number", field=name)
     return value
 

@@ -230,7 +230,7 @@ class PickleReader:
     def _frame(self) -> None:
         size = self._u8()
         if size > len(self._data) - self.position:
-            raise Refused(f"a frame of {size} bytes is longer than the data")
+            raise Refused(f"it ends within a frame of {size} bytes")
 
     def _mark(self) -> None:
         self._marks.append(len(self._stack))

@@ -136,7 +136,7 @@ def decode_observation(data: bytes | memoryview) -> TimedObservation:
 
 def decode_actions(data: bytes | memoryview) -> list[TimedAction]:
     """The answer to `GetActions`. Raises `MalformedRequestError`."""
-    values = _read(data, _ACTION, opcodes=10 * MAX_OPCODES)
+    values = _read(data, _ACTION, opcodes=2 * MAX_OPCODES)
     if not isinstance(values, list):
         raise MalformedRequestError("the actions are no list")
     return [_action(value) for value in values]
