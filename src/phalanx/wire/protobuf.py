@@ -6,7 +6,7 @@ A pool of their own, because another package's messages of the same names may be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple, TypeVar
@@ -86,25 +86,35 @@ def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
     raise MalformedRequestError("the message ends within a number, or the number is too long")
 
 
-def head_texts(data: bytes, numbers: tuple[int, ...]) -> dict[int, str]:
-    """The top-level text fields of these numbers; "" for one that the message does not have.
+def head_fields(data: bytes, numbers: Collection[int]) -> dict[int, Field]:
+    """The top-level fields of these numbers, as far as the message has them.
 
     Of a field that comes twice the last counts, as protobuf wants it.
     """
-    texts = dict.fromkeys(numbers, "")
+    found = {}
     for count, field in enumerate(fields(data)):
         if count >= MAX_FIELDS:
             raise MalformedRequestError(f"the message has more than {MAX_FIELDS} fields")
-        if field.number in texts and field.wire_type == BYTES:
-            texts[field.number] = _text(data[field.start : field.end])
-    return texts
+        if field.number in numbers:
+            found[field.number] = field
+    return found
 
 
-def _text(data: bytes) -> str:
+def text_of(data: bytes, field: Field | None) -> str:
+    """The value of a text field; "" where the message does not have it."""
+    if field is None or field.wire_type != BYTES:
+        return ""
     try:
-        return data.decode()
+        return data[field.start : field.end].decode()
     except UnicodeDecodeError as error:
         raise MalformedRequestError(f"the message has a text that is not UTF-8: {error}") from error
+
+
+def number_of(data: bytes, field: Field | None) -> int:
+    """The value of an unsigned number; 0 where the message does not have it."""
+    if field is None or field.wire_type != VARINT:
+        return 0
+    return _varint(data, field.start, field.end)[0]
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_an_answer_arrives_as_it_was_sent():
     assert got.extensions == {"queue_us": 5}
     np.testing.assert_array_equal(got.actions.values, values)
     np.testing.assert_array_equal(got.actions.outputs["values"], outputs["values"])
-    assert wire.peek_response(data) == "r-1"
+    assert wire.peek_response(data) == wire.ResponseHead("r-1", 1234)
 
 
 def test_an_answer_without_actions_is_refused():

@@ -17,7 +17,7 @@ from phalanx.wire.robot_inference.control import (
     encode_registration,
     encode_registration_answer,
 )
-from phalanx.wire.robot_inference.head import RequestHead, peek, peek_response
+from phalanx.wire.robot_inference.head import RequestHead, ResponseHead, peek, peek_response
 from phalanx.wire.robot_inference.methods import (
     CHECK_HEALTH,
     COMMUNICATE,
@@ -25,6 +25,7 @@ from phalanx.wire.robot_inference.methods import (
     INFER,
     MODEL_INFERENCE,
     MODEL_REGISTRY,
+    NOT_STARTED,
     REGISTER,
     ROBOT_INFERENCE,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "INFER",
     "MODEL_INFERENCE",
     "MODEL_REGISTRY",
+    "NOT_STARTED",
     "REGISTER",
     "ROBOT_INFERENCE",
     "ActionCommand",
@@ -59,6 +61,7 @@ __all__ = [
     "Registration",
     "RegistrationAnswer",
     "RequestHead",
+    "ResponseHead",
     "SensorData",
     "decode_action_command",
     "decode_health_request",

@@ -11,3 +11,6 @@ CHECK_HEALTH = f"/{MODEL_INFERENCE}/CheckHealth"
 REGISTER = f"/{MODEL_REGISTRY}/Register"
 HEARTBEAT = f"/{MODEL_REGISTRY}/Heartbeat"
 COMMUNICATE = f"/{ROBOT_INFERENCE}/Communicate"
+
+NOT_STARTED = "phalanx-not-started"
+"""Trailing metadata of a refusal, of the value "1": the request never started."""

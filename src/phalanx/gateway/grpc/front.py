@@ -1,0 +1,87 @@
+"""One gRPC port of the gateway, and the services on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from phalanx.errors import ConfigurationError
+from phalanx.gateway.grpc.channels import MAX_MESSAGE_BYTES
+from phalanx.gateway.grpc.service import Service
+from phalanx.gateway.http.keys import Keys
+
+MAX_CALLS = 1024
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A certificate chain and its key, as PEM."""
+
+    cert: bytes
+    key: bytes
+
+
+@dataclass(frozen=True)
+class GrpcLimits:
+    """A larger message is refused, as is a call beyond `max_calls` that run at once."""
+
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_calls: int = MAX_CALLS
+
+
+class GrpcFront:
+    """`add` all services, then `start`; `close` lets running calls end first."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        keys: Keys | None = None,
+        limits: GrpcLimits | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """Port 0 takes a free one."""
+        limits = limits or GrpcLimits()
+        self._host, self._asked_port = host, port
+        self._tls = tls
+        self._keys = keys or Keys()
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limits.max_message_bytes),
+                ("grpc.max_send_message_length", limits.max_message_bytes),
+            ),
+            maximum_concurrent_rpcs=limits.max_calls,
+        )
+
+    def add(self, service: Service) -> None:
+        """Serve it to those callers that `keys` let in."""
+        self._server.add_generic_rpc_handlers((service.handler(self._keys),))
+
+    async def start(self) -> int:
+        """Listen, and return the port. Raises `ConfigurationError` where that cannot be done."""
+        port = self._bind()
+        await self._server.start()
+        return port
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more calls, let those that run end for `drain_s` seconds, then cancel them."""
+        await self._server.stop(drain_s)
+
+    def _bind(self) -> int:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        address = f"{host}:{self._asked_port}"
+        try:
+            if self._tls is None:
+                return int(self._server.add_insecure_port(address))
+            pairs = ((self._tls.key, self._tls.cert),)
+            credentials = grpc.ssl_server_credentials(pairs)  # type: ignore[no-untyped-call]
+            return int(self._server.add_secure_port(address, credentials))
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on {address} for gRPC: it is in use, or not an address of this "
+                "machine, or its certificate cannot be read; choose another"
+            ) from error
