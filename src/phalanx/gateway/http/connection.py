@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Protocol, cast
 
 from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import CONTINUE, HOP_BY_HOP, OWN, field_lines, status_line
@@ -57,8 +57,8 @@ class ClientConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports have the methods of this class and not its name.
+        self.transport = cast(asyncio.Transport, transport)
         self._connections.opened(self)
         self._deadline.set(self._front.limits.head_timeout_s)
 

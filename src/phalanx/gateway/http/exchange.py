@@ -8,6 +8,7 @@ written to a backend is never sent again.
 from __future__ import annotations
 
 import asyncio
+import os
 
 from phalanx.errors import NoServerError, PhalanxError
 from phalanx.gateway.http.event_tail import EventTail
@@ -195,11 +196,13 @@ class Exchange:
                 upstream = await self._relay.upstreams.connect(ticket.server)
             except OSError as error:
                 assert ticket is not None
-                server = ticket.server
-                why = f"{server.endpoint}: {str(error) or 'it did not answer in time'}"
-                tried |= {server.server_id}
-                self._release()
-                self._relay.pool.connect_failed(server.server_id)
+                self._ticket = None
+                server_id = ticket.server.server_id
+                why = os.strerror(error.errno) if error.errno else "no answer in time"
+                tried |= {server_id}
+                ticket.outcome("503", message=why)
+                ticket.release()
+                self._relay.pool.connect_failed(server_id, why)
             except PhalanxError as error:
                 self._connecting = None
                 refusal = refusal_of(error)
@@ -267,14 +270,16 @@ class Exchange:
         if upstream.reusable and self._request.complete:
             self._upstream = None
             self._relay.upstreams.put(upstream)
-        self._end()
+        self._end(str(self._status))
         self._caller.answered(self._status, keeps=self._keeps)
 
     def _fail(self, status: int, why: str) -> None:
         """The backend gives no response, or not the rest of it."""
         ticket = self._ticket
         assert ticket is not None
-        what = f"the server {ticket.server.endpoint} {why}"
+        # Callers are told why, not where: addresses of servers are for operators.
+        what = f"the server of model {ticket.server.model_name!r} {why}"
+        ticket.outcome(str(status), message=why)
         code = "timeout" if status == 504 else "bad_gateway"
         if self._status == 0:
             message = f"{what}; the request may have been started, so it was not sent again"
@@ -301,20 +306,19 @@ class Exchange:
         self._end()
         self._caller.refuse(refusal)
 
-    def _end(self) -> None:
-        """Every ending passes here, once or more."""
-        self._release()
+    def _end(self, outcome: str = "") -> None:
+        """Every ending passes here, once or more; `outcome` is what the server answered."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            if outcome:
+                ticket.outcome(outcome)
+            ticket.release()
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abort()
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
-
-    def _release(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.release()
 
 
 def _write(transport: asyncio.Transport, parts: list[Bytes]) -> None:

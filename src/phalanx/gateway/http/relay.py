@@ -28,8 +28,8 @@ class ServerPool(Protocol):
         """Choose and count in one step. Raises `UnknownModelError` or `NoServerError`."""
         ...
 
-    def connect_failed(self, server_id: str) -> None:
-        """It does not listen: it gets nothing until it answers again."""
+    def connect_failed(self, server_id: str, detail: str = "") -> None:
+        """It does not listen: it gets nothing until it answers again. `detail`: why, in words."""
         ...
 
 

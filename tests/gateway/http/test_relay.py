@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+
+from phalanx.routing.snapshot import ServerState
+from tests.gateway.http.running import (
+    Servers,
+    answering,
+    backend,
+    gateway,
+    read_request,
+    relayed,
+    request,
+    run,
+)
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-own: 1\r\n\r\nok"
+
+
+def test_a_request_and_its_response_pass_byte_for_byte():
+    seen = []
+
+    async def script(reader, writer):
+        seen.append(await read_request(reader))
+        writer.write(OK)
+
+    async def scenario():
+        async with relayed(script) as (front, _):
+            body = b'{"model" : "m",  "x":1.50}'
+            answer = await front.ask(
+                request(
+                    path="/v1/a%20b?q=%41",
+                    body=body,
+                    content_type="application/json",
+                    connection="keep-alive, x-mine",
+                    x_mine="dropped",
+                    te="trailers",
+                    x_request_id="abc",
+                )
+            )
+            assert answer.status == 200 and answer.body == b"ok"
+            assert answer.headers["x-own"] == "1" and answer.headers["x-request-id"] == "abc"
+            head, got = seen[0]
+            assert got == body
+            lines = head.split(b"\r\n")
+            assert lines[0] == b"POST /v1/a%20b?q=%41 HTTP/1.1"
+            assert b"x-request-id: abc" in lines and b"via: 1.1 phalanx" in lines
+            assert not any(line.startswith((b"x-mine", b"te:", b"connection")) for line in lines)
+            assert front.servers.in_flight == 0
+
+    run(scenario())
+
+
+def test_connections_are_used_again_on_both_sides():
+    async def scenario():
+        async with relayed(answering(OK)) as (front, server):
+            client = await front.connect()
+            for _ in range(5):
+                client.write(request(body=b"x"))
+                assert (await client.answer()).body == b"ok"
+            client.close()
+            assert server.connections == 1
+
+    run(scenario())
+
+
+def test_pipelined_requests_are_answered_in_order():
+    async def script(reader, writer):
+        while True:
+            _, body = await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async def scenario():
+        async with relayed(script) as (front, _):
+            client = await front.connect()
+            bodies = [b"%d" % number * (number + 1) for number in range(8)]
+            client.write(b"".join(request(body=body) for body in bodies))
+            assert [(await client.answer()).body for _ in bodies] == bodies
+            client.close()
+
+    run(scenario())
+
+
+def test_a_dead_server_is_marked_and_another_gets_the_request():
+    async def scenario():
+        async with backend(answering(OK)) as dead:
+            pass
+        async with backend(answering(OK)) as alive:
+            servers = Servers(m=(dead.port, alive.port))
+            async with gateway(servers) as front:
+                for _ in range(4):
+                    assert (await front.ask(request(body=b"x"))).status == 200
+                assert servers.state(dead.port) is ServerState.UNHEALTHY
+                assert servers.in_flight == 0
+
+    run(scenario())
+
+
+def test_without_any_server_503_says_when_to_come_back():
+    async def scenario():
+        async with backend(answering(OK)) as dead:
+            pass
+        servers = Servers(m=(dead.port,))
+        async with gateway(servers) as front:
+            for _ in range(2):
+                answer = await front.ask(request(path="/v1/x", body=b"x"))
+                assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
+                assert json.loads(answer.body)["error"]["code"] == "no_server"
+            assert servers.in_flight == 0
+
+    run(scenario())
+
+
+def test_large_bodies_pass_both_ways():
+    async def script(reader, writer):
+        while True:
+            _, body = await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+
+    async def scenario():
+        body = bytes(range(256)) * 12_000
+        async with relayed(script) as (front, server):
+            client = await front.connect()
+            for _ in range(3):
+                client.write(request(body=body, content_type="application/octet-stream"))
+                answer = await client.answer()
+                assert answer.body == body
+            client.close()
+            assert server.connections == 1
+
+    run(scenario())
