@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from tests.loop.ledger import Bench, bench_of
+from tests.loop.threaded import ThreadedLoop
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def benches():
     made: list[Bench] = []
 
     def make(*args, **options) -> Bench:
-        made.append(bench_of(*args, kind=PipelinedLoop, **options))
+        made.append(bench_of(*args, kind=ThreadedLoop, **options))
         return made[-1]
 
     yield make

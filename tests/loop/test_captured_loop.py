@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from phalanx.device.operators.torch_operators import TorchOperators
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.step_loop import StepLoop
 from phalanx.testing.token_request import NODE
 from phalanx.testing.toy_decoder import toy_decoder_engine
 from tests.loop import test_toy_decoder_loop as decoder
 from tests.loop.ledger import Bench
+from tests.loop.threaded import ThreadedLoop
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def alone():
 
 
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 @pytest.mark.parametrize(("pages", "tokens", "running"), [(200, 16, 4), (200, 5, 8), (10, 6, 3)])
 def test_item_8_5_12_captured_and_speculated(alone, mode, kind, pages, tokens, running):
     engine = toy_decoder_engine(TorchOperators(), pages, 4, capture=mode)
@@ -40,7 +40,7 @@ def test_item_8_5_12_captured_and_speculated(alone, mode, kind, pages, tokens, r
         if index % 3 == 2:
             bench.tick()
     bench.finish()
-    if kind is PipelinedLoop:
+    if kind is ThreadedLoop:
         bench.loop.close()
         assert bench.loop.num_ahead > 0
     for rid, (expected, rows) in alone.items():

@@ -11,10 +11,11 @@ from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.step_loop import StepLoop
 from phalanx.testing.token_request import NODE
 from tests.loop.test_machine import LoopMachine, crowded_life
+from tests.loop.threaded import ThreadedLoop
 
 
 class CapturedMachine(LoopMachine):
-    loop = PipelinedLoop
+    loop = ThreadedLoop
     capture = "tape"
 
 
@@ -33,7 +34,7 @@ TestCapturedMachine.settings = settings(
 
 
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 @pytest.mark.parametrize("seed", range(5))
 def test_item_8_5_13_a_crowded_life_on_captured_steps(mode, kind, seed):
     life = crowded_life(random.Random(seed), kind, mode)
@@ -44,7 +45,7 @@ def test_item_8_5_13_a_crowded_life_on_captured_steps(mode, kind, seed):
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop, ThreadedLoop])
 @pytest.mark.parametrize("seed", range(5, 40))
 def test_item_8_5_12_many_crowded_lives_on_captured_steps(mode, kind, seed):
     crowded_life(random.Random(seed), kind, mode).end()

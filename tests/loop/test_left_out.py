@@ -8,8 +8,9 @@ from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.step_loop import StepLoop
 from phalanx.testing.token_request import TokenRequest
 from tests.loop.ledger import Bench, bench_of, expected
+from tests.loop.threaded import ThreadedLoop
 
-LOOPS = pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+LOOPS = pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop, ThreadedLoop])
 
 
 class Hesitant(TokenRequest):
@@ -114,7 +115,7 @@ class LeftOutAhead(TokenRequest):
 
 
 def test_a_row_left_out_of_a_step_ahead_comes_into_the_next_without_being_woken():
-    bench = bench_of(kind=PipelinedLoop)
+    bench = bench_of(kind=ThreadedLoop)
     bench.start("a", 3, 5, kind=LeftOutAhead)
     bench.start("b", 4, 7)
     bench.finish()

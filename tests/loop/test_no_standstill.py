@@ -21,8 +21,9 @@ from phalanx.step.submodule import NodeSubmodule
 from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
 from phalanx.testing.token_request import NODE
 from tests.loop.ledger import Bench
+from tests.loop.threaded import ThreadedLoop
 
-LOOPS = pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+LOOPS = pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop, ThreadedLoop])
 
 
 class TwoStreams(CacheReader):

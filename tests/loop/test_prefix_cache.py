@@ -18,6 +18,7 @@ from phalanx.step.resources.sampling import RowFilter
 from phalanx.testing.step_models import CacheReader, cache_reader_engine, expected_tokens
 from phalanx.testing.toy_decoder import VOCAB_SIZE, toy_decoder_engine
 from tests.loop.ledger import Bench, bench_of, expected, prompt_of
+from tests.loop.threaded import ThreadedLoop
 from tests.step.page_books import check_pages
 
 LONG = prompt_of(42)
@@ -141,7 +142,7 @@ class SharingMachine(RuleBasedStateMachine):
         running=st.sampled_from([1, 3, 6]),
         batched=st.booleans(),
         host_pages=st.sampled_from([0, 3, 9]),
-        kind=st.sampled_from([StepLoop, PipelinedLoop]),
+        kind=st.sampled_from([StepLoop, PipelinedLoop, ThreadedLoop]),
     )
     def begin(self, num_pages, page_size, tokens, running, batched, host_pages, kind):
         node = CacheReader(batched=batched)

@@ -9,7 +9,6 @@ import torch
 
 from phalanx.device.operators.torch_operators import TorchOperators
 from phalanx.loop.outlook import Outlook
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
 from phalanx.schema.events import Final
 from phalanx.step.outputs import NodeOutputs
@@ -20,6 +19,7 @@ from phalanx.testing.toy_decoder import toy_decoder_engine
 from tests.loop import test_toy_decoder_loop as decoder
 from tests.loop.ledger import Bench
 from tests.loop.surprising import StoppingRequest, WanderingRequest, check_outputs, due_tokens
+from tests.loop.threaded import ThreadedLoop
 
 
 def meet(event: threading.Event) -> None:
@@ -170,7 +170,7 @@ def test_item_8_5_9_other_ready_work_is_not_passed_over(benches):
 
 def test_item_8_5_9_after_so_many_steps_ahead_one_is_chosen_by_all_that_is_known(benches):
     bench = benches()
-    loop = PipelinedLoop(bench.engine, Budget(64, 8), max_consecutive=2)
+    loop = ThreadedLoop(bench.engine, Budget(64, 8), max_consecutive=2)
     loop.start("a", TokenRequest((1, 2, 3), 9))
     while loop.busy:
         loop.tick()
@@ -281,7 +281,7 @@ def test_two_runs_compute_the_same_steps(benches):
 def test_item_8_5_12_a_sampling_decoder_gives_what_it_gives_step_by_step(pages, tokens, running):
     """Draws, penalties and token histories go on with tokens that the host has not seen yet."""
     found = []
-    for kind in ({}, {"kind": PipelinedLoop}):
+    for kind in ({}, {"kind": ThreadedLoop}):
         engine = toy_decoder_engine(TorchOperators(), pages, 4)
         bench = Bench(engine, tokens=tokens, running=running, **kind)
         for index in range(len(decoder.NAMES)):

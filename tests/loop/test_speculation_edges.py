@@ -9,7 +9,6 @@ import torch
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.loop.outlook import Outlook
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVConfig, KVSpec
 from phalanx.step.resources.positions import PositionSpec
@@ -17,6 +16,7 @@ from phalanx.testing.step_models import CacheReader
 from phalanx.testing.token_request import NODE, TokenRequest
 from tests.loop.ledger import Bench
 from tests.loop.surprising import check_outputs
+from tests.loop.threaded import ThreadedLoop
 
 NODES = (NODE, "other")
 
@@ -52,7 +52,7 @@ def bench_of_two(other: CacheReader) -> Bench:
         {NODE: CacheReader(), "other": other},
         [KVSpec("kv", nodes, config), PositionSpec("positions", nodes)],
     )
-    return Bench(engine, kind=PipelinedLoop)
+    return Bench(engine, kind=ThreadedLoop)
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])

@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, settings
 
 from phalanx.loop.pipelined_loop import PipelinedLoop
 from tests.loop.test_machine import LoopMachine, crowded_life
+from tests.loop.threaded import ThreadedLoop
 
 
 class LookingAheadMachine(LoopMachine):
-    loop = PipelinedLoop
+    loop = ThreadedLoop
 
 
 @pytest.mark.long
@@ -29,12 +30,14 @@ TestLookingAheadMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_item_8_5_9_a_crowded_life_that_looks_ahead(seed):
-    crowded_life(random.Random(seed), PipelinedLoop).end()
+@pytest.mark.parametrize("kind", [PipelinedLoop, ThreadedLoop])
+@pytest.mark.parametrize("seed", range(16))
+def test_item_8_5_9_a_crowded_life_that_looks_ahead(seed, kind):
+    crowded_life(random.Random(seed), kind).end()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(24, 400))
-def test_item_8_5_12_many_crowded_lives_that_look_ahead(seed):
-    crowded_life(random.Random(seed), PipelinedLoop).end()
+@pytest.mark.parametrize("kind", [PipelinedLoop, ThreadedLoop])
+@pytest.mark.parametrize("seed", range(16, 250))
+def test_item_8_5_12_many_crowded_lives_that_look_ahead(seed, kind):
+    crowded_life(random.Random(seed), kind).end()

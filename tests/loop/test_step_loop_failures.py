@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from phalanx.errors import ConfigurationError, RequestFailedError
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.step_loop import StepLoop
 from phalanx.step.outcomes import AdmitOutcome, AdmitRuntimeError, AllocationFailed
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine
 from phalanx.testing.token_request import NODE, InjectedError, Stage, StepFault
 from tests.loop.ledger import Bench, bench_of, expected
+from tests.loop.threaded import ThreadedLoop
 
 
 def test_a_request_beyond_the_pool_fails_and_others_go_on():
@@ -158,7 +158,7 @@ class Forgetful(CacheReader):
             raise InjectedError("cleanup")
 
 
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 def test_a_node_that_fails_to_clean_up_keeps_nobody_from_ending(kind, caplog):
     node = Forgetful()
     bench = bench_of(node=node, kind=kind)
@@ -193,7 +193,7 @@ class Limitless(CacheReader):
         return None
 
 
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 def test_a_node_that_cannot_say_how_many_rows_it_takes_fails_them(kind):
     bench = bench_of(node=Limitless(), kind=kind)
     bench.start("a", 3, 3)

@@ -8,6 +8,7 @@ import pytest
 
 from phalanx import DeviceConfig, Engine, EngineArgs, EngineConfig
 from phalanx.errors import ConfigurationError
+from phalanx.loop.driving.threads import StepThreads
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.schema.control import Flush, Pause, PauseMode
 from phalanx.schema.generate import GenerateRequest, LogprobOptions, Stop
@@ -36,27 +37,36 @@ MIXED = [
 ]
 
 
-def both(model, requests, **options):
-    """Outputs step by step and looking ahead, and the service that looked ahead."""
+def both(model, requests, *, threads=False, **options):
+    """Outputs step by step and looking ahead, and the service that looked ahead, on the loop's own
+    thread or on `threads`, as on a device that computes beside the host.
+    """
     plain = Drive(model, **options)
     expected = plain.run(*requests)
     plain.service.close()
     ahead = Drive(model, speculate=True, **options)
+    if threads:
+        ahead.service._loop._driver = StepThreads(ahead.service._engine)
     got = ahead.run(*requests)
     ahead.service.close()
     return expected, got, ahead.service
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 8}, {"max_batch_size": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_step_tokens": 8}, {"max_batch_size": 2}, {"threads": True}]
+)
 def test_greedy_outputs_are_the_same(tiny, options):
     expected, got, service = both(tiny, GREEDY, **options)
     assert got == expected
     assert service._loop.num_ahead > 0
 
 
+@pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("pool_tokens", [1024, 96])
-def test_whatever_a_request_asks_for_is_the_same(tiny, pool_tokens):
-    expected, got, service = both(tiny, MIXED, pool_tokens=pool_tokens, max_step_tokens=24)
+def test_whatever_a_request_asks_for_is_the_same(tiny, pool_tokens, threads):
+    expected, got, service = both(
+        tiny, MIXED, pool_tokens=pool_tokens, max_step_tokens=24, threads=threads
+    )
     for one, other in zip(expected, got, strict=True):
         assert [part.token_ids for part in one.completions] == [
             part.token_ids for part in other.completions

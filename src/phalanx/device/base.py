@@ -55,6 +55,11 @@ class DeviceMemory(Protocol):
 class DeviceStreams(Protocol):
     """The order of the device's work."""
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        ...
+
     def stream(self) -> DeviceStream:
         """A new stream beside the default one."""
         ...

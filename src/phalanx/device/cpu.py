@@ -67,6 +67,10 @@ class CpuBackend:
     def alloc_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
+    @property
+    def asynchronous(self) -> bool:
+        return False
+
     def stream(self) -> CpuEvent:
         return self._event
 

@@ -81,6 +81,10 @@ class CudaBackend:
     def alloc_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
+    @property
+    def asynchronous(self) -> bool:
+        return True
+
     def stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 

@@ -9,16 +9,16 @@ never on which thread was faster.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
+from phalanx.loop.driving import create_driver
+from phalanx.loop.driving.base import Pending, StepDriver
 from phalanx.loop.eviction import EvictionPolicy, LeastRecentlyUsed
 from phalanx.loop.lookahead import foresee, outlook, plan_ahead
 from phalanx.loop.outlook import Outlook
 from phalanx.loop.request import LoopRequest, RequestState, Status, Work
 from phalanx.loop.scheduler import Budget, StepPlan
 from phalanx.loop.step_loop import Rows, StepLoop, able
-from phalanx.loop.step_threads import StepThreads
 from phalanx.step.attempt import attempt_each
 from phalanx.step.batch import ExecutingBatch
 from phalanx.step.engine import StepEngine
@@ -37,7 +37,7 @@ class _Flight:
     plan: StepPlan
     rows: Rows
     batch: ExecutingBatch
-    done: Future[None]
+    done: Pending
     works: Mapping[str, Work] = field(default_factory=dict)
     astray: frozenset[str] = frozenset()
 
@@ -66,14 +66,15 @@ class _Ahead:
     plan: StepPlan
     rows: Rows
     batch: ExecutingBatch
-    planned: Future[None] | None
+    planned: Pending | None
     works: Mapping[str, Work]
 
 
 class PipelinedLoop(StepLoop):
-    """See the module. One thread calls it; `close` ends the threads of its own.
+    """See the module. One thread calls it; `close` ends the threads of its own, if it has any.
 
     `max_consecutive` steps are prepared ahead in a row, then one is chosen with all that is known.
+    Steps are computed by the `driver`, by default the one that suits the device.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class PipelinedLoop(StepLoop):
         budget: Budget,
         eviction: EvictionPolicy = _LRU,
         max_consecutive: int = MAX_CONSECUTIVE_AHEAD,
+        driver: StepDriver | None = None,
     ) -> None:
         super().__init__(engine, budget, eviction)
-        self._threads = StepThreads(engine)
+        self._driver = driver or create_driver(engine)
         self._reading = engine.backend.stream()
         self._max_consecutive = max_consecutive
         self._flight: _Flight | None = None
@@ -119,8 +121,10 @@ class PipelinedLoop(StepLoop):
             self._account(flight)
 
     def close(self) -> None:
-        self._threads.close()
-        self._flight = None
+        self._driver.close()
+        flight, self._flight = self._flight, None
+        if flight is not None and not flight.done.done():
+            self._engine.reset_pre_plan(flight.batch)
         self._release_departed()
 
     def _step(self) -> None:
@@ -153,7 +157,7 @@ class PipelinedLoop(StepLoop):
         if plan is None or not rows:
             return None
         batch = self._prepared(plan, rows)
-        self._flight = _Flight(plan, rows, batch, self._threads.compute(batch))
+        self._flight = _Flight(plan, rows, batch, self._driver.compute(batch))
         return self._flight
 
     def _look_ahead(self, flight: _Flight) -> _Ahead | None:
@@ -174,7 +178,7 @@ class PipelinedLoop(StepLoop):
         # Of those ahead the node knows too little to say more than that this step is not theirs.
         self._admission.leave_out(batch.skipped - ahead.keys())
         plans = engine.can_pre_plan(plan.node)
-        planned = self._threads.plan(batch, flight.batch) if plans else None
+        planned = self._driver.plan(batch, flight.batch) if plans else None
         return _Ahead(plan, rows, batch, planned, works)
 
     def _plan_ahead(
@@ -224,7 +228,7 @@ class PipelinedLoop(StepLoop):
         if not any(self._engine.prefixes.adoptable(one.work.node) for one in beside):
             return False
         # What is known of their tokens must not depend on how far the step has come.
-        flight.batch.commit_done.wait()
+        self._driver.await_commit(flight.batch, flight.done)
         return self._adopt(beside)
 
     def _await(self, flight: _Flight) -> None:
@@ -238,18 +242,18 @@ class PipelinedLoop(StepLoop):
 
     def _take_off(self, ahead: _Ahead, before: _Flight) -> None:
         """Compute the prepared step on what the one before it gave."""
-        done = self._threads.compute(ahead.batch, before.batch.outputs)
+        done = self._driver.compute(ahead.batch, before.batch.outputs)
         self._flight = _Flight(ahead.plan, ahead.rows, ahead.batch, done, ahead.works)
         self._num_consecutive += 1
         self.num_ahead += 1
         # Until the device is at work, this thread would only be in the way of the other.
-        ahead.batch.launch_started.wait()
+        self._driver.await_launch(ahead.batch)
 
     def _abandon(self, ahead: _Ahead | None) -> None:
         """Forget a prepared step, with all that was reserved for it."""
         if ahead is not None:
             if ahead.planned is not None:
-                wait([ahead.planned])
+                self._driver.forget(ahead.planned)
             self._engine.reset_pre_plan(ahead.batch)
 
     def _account(self, flight: _Flight) -> None:
@@ -277,7 +281,7 @@ class PipelinedLoop(StepLoop):
 
     def _execute(self, plan: StepPlan, rows: Rows) -> ExecutingBatch:
         batch = self._prepared(plan, rows)
-        self._threads.compute(batch).result()
+        self._driver.compute(batch).result()
         return batch
 
     def _forget(self, rid: str) -> None:

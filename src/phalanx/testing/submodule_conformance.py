@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phalanx.device.cpu import CpuBackend
+from phalanx.loop.driving.threads import StepThreads
 from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.request import RequestState
 from phalanx.loop.scheduler import Budget
@@ -91,7 +92,8 @@ class _Bed:
         backend = CpuBackend(capture=capture)
         self.engine: StepEngine = ModelParts(self.nodes, parts.specs).engine(backend)
         self.reports = self.engine.warm_up() if capture != "off" else {}
-        self._pipelined = PipelinedLoop(self.engine, budget) if pipelined else None
+        driver = StepThreads(self.engine) if pipelined else None
+        self._pipelined = PipelinedLoop(self.engine, budget, driver=driver) if pipelined else None
         self.loop = self._pipelined or StepLoop(self.engine, budget)
         self.ended: dict[str, Final | Failed] = {}
 

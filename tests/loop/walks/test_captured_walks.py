@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from phalanx.device.cpu import CpuBackend
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.loop.walks import (
@@ -27,6 +26,7 @@ from phalanx.step.engine import StepEngine
 from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.outputs import Column, NodeOutputs
+from tests.loop.threaded import ThreadedLoop
 
 SIZE = 4
 GRAPH = WalkGraph(
@@ -95,13 +95,13 @@ def outputs(requests, capture: str, kind=StepLoop):
     ended = {}
     while loop.busy:
         ended |= {event.rid: event.payload for event in loop.tick() if isinstance(event, Final)}
-    if isinstance(loop, PipelinedLoop):
+    if isinstance(loop, ThreadedLoop):
         loop.close()
     assert engine.at_rest()
     return [ended[f"r{index}"] for index in range(len(requests))], node.num_forwards
 
 
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 def test_item_8_5_12_captured_steps_of_a_loop_give_what_eager_ones_give(kind):
     requests = [(0.1, 5), (0.7, 3), (-0.4, 8)]
     alone = [outputs([one], "off")[0][0] for one in requests]

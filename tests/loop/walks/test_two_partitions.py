@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.loop.walks import Fixed, LeftContext, Sliding, WalkRequest
@@ -20,6 +19,7 @@ from phalanx.testing.two_partitions import (
     expected_speech,
     speech_engine,
 )
+from tests.loop.threaded import ThreadedLoop
 
 POLICIES = [Fixed(3), Sliding(4, 2), LeftContext(3, 1)]
 
@@ -53,7 +53,7 @@ class Talk:
     def finish(self) -> None:
         while self.loop.busy:
             self.tick()
-        if isinstance(self.loop, PipelinedLoop):
+        if isinstance(self.loop, ThreadedLoop):
             self.loop.close()
         assert self.ended.keys() == self.requests.keys(), "every request ends exactly once"
         assert self.loop.idle
@@ -72,7 +72,7 @@ def speech(index: int) -> SpeechRequest:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop])
+@pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
 def test_item_8_5_10_each_policy_gives_the_same_wave(policy, kind):
     talk = Talk(policy, kind=kind)
     for index in range(5):
@@ -228,7 +228,7 @@ class Life:
             )
         )
         num_pages, tokens = draw(st.sampled_from([7, 9, 60])), draw(st.sampled_from([3, 32]))
-        kind = draw(st.sampled_from([StepLoop, PipelinedLoop]))
+        kind = draw(st.sampled_from([StepLoop, ThreadedLoop]))
         self.talk = Talk(policy, num_pages, 3, tokens, kind)
         self.cancelled: set[str] = set()
 

@@ -1,0 +1,105 @@
+"""A loop that looks ahead on a device with nothing beside the host: all happens on its own thread."""
+
+from __future__ import annotations
+
+import threading
+
+from phalanx.device.cpu import CpuBackend
+from phalanx.loop.driving import create_driver
+from phalanx.loop.driving.in_turn import StepsInTurn
+from phalanx.loop.driving.threads import StepThreads
+from phalanx.loop.pipelined_loop import PipelinedLoop
+from phalanx.testing.probe_resource import ProbeSpec
+from phalanx.testing.step_models import CacheReader, cache_reader_engine
+from phalanx.testing.token_request import NODE
+from tests.loop.ledger import Bench, bench_of
+from tests.loop.surprising import StoppingRequest, check_outputs
+from tests.loop.threaded import ThreadedLoop
+from tests.step.caches import in_flight
+
+
+class Logged(CacheReader):
+    """Notes what happens, and that it happens on the thread that made it."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+        self.thread = threading.get_ident()
+
+    def forward(self, prepared):
+        assert threading.get_ident() == self.thread
+        self.log.append("forward")
+        return super().forward(prepared)
+
+    def check_stop(self, row, outputs):
+        self.log.append("look")
+        return super().check_stop(row, outputs)
+
+
+def logged_bench() -> tuple[Bench, list[str]]:
+    log: list[str] = []
+
+    def react(verb, rids):
+        if verb in ("plan", "begin", "commit"):
+            log.append(verb)
+
+    probe = ProbeSpec("probe", frozenset({NODE}), react=react)
+    return bench_of(node=Logged(log), probe=probe, kind=PipelinedLoop), log
+
+
+def test_a_step_is_planned_ahead_and_what_came_before_is_handed_out_before_it_runs():
+    before = threading.active_count()
+    bench, log = logged_bench()
+    bench.start("a", 3, 4)
+    ticks = []
+    while bench.loop.busy:
+        log.clear()
+        bench.tick()
+        ticks.append([*log])
+    runs = ["begin", "forward", "commit"]
+    assert ticks == [["plan", *runs, "plan", "look"]] + [[*runs, "plan", "look"]] * 2 + [
+        [*runs, "look"]
+    ]
+    check_outputs(bench)
+    assert bench.loop.num_ahead == 3
+    assert threading.active_count() == before, "no thread was started"
+    bench.loop.close()
+
+
+def test_it_computes_ahead_and_discards_what_threads_do():
+    def counts(kind):
+        bench = bench_of(kind=kind)
+        for index in range(4):
+            bench.start(f"r{index}", 3 + index, 12, kind=StoppingRequest)
+        bench.finish()
+        check_outputs(bench)
+        bench.loop.close()
+        return bench.loop.num_steps, bench.loop.num_ahead, bench.loop.num_discarded
+
+    assert counts(PipelinedLoop) == counts(ThreadedLoop)
+    assert counts(PipelinedLoop)[2] > 0
+
+
+def test_a_close_before_the_planned_step_has_run_gives_back_what_it_holds():
+    bench = bench_of(kind=PipelinedLoop)
+    bench.start("a", 3, 6)
+    for _ in range(2):
+        bench.tick()
+    num_forwards = bench.engine._nodes[NODE].submodule.num_forwards
+    assert in_flight(bench.cache) == [("a", "main")]
+    bench.loop.close()
+    bench.loop.close()
+    assert in_flight(bench.cache) == []
+    assert bench.engine._nodes[NODE].submodule.num_forwards == num_forwards
+    bench.loop.cancel_all()
+    assert bench.engine.at_rest()
+
+
+def test_the_driver_is_the_one_that_suits_the_device():
+    class Beside(CpuBackend):
+        asynchronous = True
+
+    for backend, kind in ((CpuBackend(), StepsInTurn), (Beside(), StepThreads)):
+        driver = create_driver(cache_reader_engine(8, 4, backend=backend))
+        assert isinstance(driver, kind)
+        driver.close()
