@@ -34,7 +34,24 @@ def serve(
         str | None, typer.Option(help="Address to listen on. [127.0.0.1]", rich_help_panel=_LISTEN)
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port; 0 takes a free one. [30000]", rich_help_panel=_LISTEN)
+        int | None,
+        typer.Option(
+            help="Port; 0 takes a free one. [30000; robot policies: 50063, for gRPC]",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of a robot policy's HTTP routes and openpi protocol. [none]",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            help="Register a robot policy at this gateway, HOST:PORT.", rich_help_panel=_LISTEN
+        ),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Bearer token to ask for.", rich_help_panel=_LISTEN)
@@ -131,7 +148,8 @@ def serve(
         bool, typer.Option("--check", help="Validate, print what would run, load nothing.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP: SGLang's /generate and the OpenAI routes.
+    """Serve a model: text over HTTP (SGLang's /generate and the OpenAI routes), a robot policy over
+    gRPC and, with --http-port, over HTTP and openpi's WebSocket protocol.
 
     Flags win over the file, the file over PHALANX_* variables, those over the defaults. Ctrl-C
     stops taking requests, lets the running ones end, and closes.
@@ -139,6 +157,8 @@ def serve(
     flags = {
         "server.host": host,
         "server.port": port,
+        "server.http_port": http_port,
+        "server.gateway": gateway,
         "server.api_key": api_key,
         "server.served_model_name": served_model_name,
         "server.role": role,
@@ -182,7 +202,7 @@ def _load(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig,
         is_model = path.is_dir() or str(path) in checkpoint_names()
         hint = f"; did you mean `--model {path}`?" if is_model else ""
         raise ConfigurationError(f"cannot read {path}: {error}{hint}") from None
-    return parse_serve_config(text, str(path), overrides), str(path)
+    return parse_serve_config(text, str(path), overrides, path.parent.absolute()), str(path)
 
 
 def _assignments(pairs: list[str]) -> dict[str, object]:
@@ -197,7 +217,6 @@ def _assignments(pairs: list[str]) -> dict[str, object]:
 
 def _run(plan: ServePlan) -> int:
     from phalanx.engine.engine import Engine
-    from phalanx.server.main import run_server
 
     file = plan.log.file
     try:
@@ -215,6 +234,17 @@ def _run(plan: ServePlan) -> int:
         # Without auto_start too: a server tells the limits that workers report.
         engine.setup()
         return engine
+
+    if plan.policy is not None:
+        from phalanx.server.policy.main import run_policy_server
+
+        return run_policy_server(
+            load,
+            plan.policy,
+            plan.server,
+            on_ready=lambda served: print(f"phalanx: {served}", flush=True),
+        )
+    from phalanx.server.main import run_server
 
     return run_server(
         load,

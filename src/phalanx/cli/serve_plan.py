@@ -8,30 +8,37 @@ from typing import Any
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.cli.placement import Placement, place
+from phalanx.cli.policy_plan import check_policy_server, create_policy, refuse_policy_keys
 from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.plugin import ServingAdapter
+from phalanx.plugin import PolicyAdapter, ServingAdapter
 from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.plugin_args import build_plugin_args
-from phalanx.schema.serve_config import LogSection, ServeConfig
-from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.serve_config import AdapterSection, LogSection, ServeConfig
+from phalanx.schema.server_config import HTTP_PORT, POLICY_PORT, ServerConfig
 
 CHECKPOINT_KEY = "checkpoint_dir"
 
 
 @dataclasses.dataclass(frozen=True)
 class ServePlan:
-    """What a configuration comes to; `serving` is None until the checkpoint is on disk."""
+    """What a configuration comes to.
+
+    `serving` is for text and `policy` for robots; both are None until the checkpoint is on disk.
+    """
 
     engine: EngineArgs
     deployment: DeploymentSection
     placement: Placement
     serving: ServingAdapter | None
+    policy: PolicyAdapter | None
     server: ServerConfig
+    adapter: AdapterSection
     log: LogSection
 
 
@@ -53,13 +60,22 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
     args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
     on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
     serving = plugin.serving(args) if on_disk else None
+    policy = create_policy(plugin, args, config.adapter, source) if on_disk else None
     _check_role(config, engine_config, source, has_text=serving is not None or not on_disk)
+    if policy is not None:
+        check_policy_server(config.server, source)
+    elif on_disk:
+        refuse_policy_keys(config.server, config.adapter, plugin.name, source)
+    port = HTTP_PORT if policy is None else POLICY_PORT
+    server = config.server if config.server.port is not None else replace(config.server, port=port)
     return ServePlan(
         EngineArgs(config.plugin, args, engine_config),
         config.deployment,
         placement,
         serving,
-        config.server,
+        policy,
+        server,
+        config.adapter,
         config.log,
     )
 
@@ -108,6 +124,7 @@ def describe(plan: ServePlan) -> str:
         "deployment": msgspec.to_builtins(plan.deployment),
         "parallel": dataclasses.asdict(config.parallel),
         "server": server,
+        **({} if plan.policy is None else {"adapter": msgspec.to_builtins(plan.adapter)}),
         "log": {"level": plan.log.effective_level, "file": plan.log.file},
     }
     comments = "".join(f"# {line}\n" for line in plan.placement.lines())

@@ -113,6 +113,11 @@ class FakePolicyAdapter:
                     f"camera {name!r} is not one of the policy's: {', '.join(self._cameras)}",
                     field=name,
                 )
+        for name, array in observation.inputs.items():
+            raise InvalidRequestError(
+                f"input {name!r} of shape {array.shape} is nothing that the policy takes",
+                field=name,
+            )
         state = observation.state
         if state is not None and state.shape[-1] != self._args.state_dim:
             raise InvalidRequestError(

@@ -1,0 +1,1 @@
+"""Adapters that a server's file can name as `adapter.factory`."""
