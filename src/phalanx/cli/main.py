@@ -13,6 +13,7 @@ import typer
 
 from phalanx import __version__, settings
 from phalanx.cli.bench import bench_app
+from phalanx.cli.gateway import GatewayCommand, gateway
 from phalanx.cli.generate import generate
 from phalanx.cli.serve import serve
 from phalanx.cli.top import top
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve)
+app.command("gateway", cls=GatewayCommand)(gateway)
 app.command("generate")(generate)
 app.command("top")(top)
 app.add_typer(bench_app, name="bench")

@@ -23,6 +23,7 @@ Finding = tuple[Probe, str]
 _CHANNEL = (
     # Shares no connection, and so no waiting after a failure, with other channels to the server.
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
 )
 
@@ -40,9 +41,13 @@ class HealthCheck(Protocol):
 
 
 class GrpcHealthCheck:
-    """Keeps a channel to each server that answers, and opens a new one to one that did not."""
+    """Keeps a channel to each server that answers, and opens a new one to one that did not.
 
-    def __init__(self) -> None:
+    `key` is what servers ask for as a bearer token, where they do.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        self._metadata = None if key is None else (("authorization", f"Bearer {key}"),)
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def check(self, server: Server) -> Finding:
@@ -53,9 +58,9 @@ class GrpcHealthCheck:
                 return Probe.UNREACHABLE, unreachable
             channel = grpc.aio.insecure_channel(server.endpoint.authority, options=_CHANNEL)
             self._channels[server.server_id] = channel
-        call: grpc.aio.UnaryUnaryMultiCallable = channel.unary_unary(CHECK_HEALTH)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK_HEALTH)
         try:
-            answer = await call(encode_health_request(server.model_name))
+            answer = await call(encode_health_request(server.model_name), metadata=self._metadata)
             healthy = decode_health_response(answer)
         except grpc.aio.AioRpcError as error:
             await self.forget(server.server_id)

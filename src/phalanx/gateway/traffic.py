@@ -1,29 +1,37 @@
 """What the requests of each server came to: counts, times and the last failures.
 
-Everything here is bounded: quantiles are of the latest requests, rates of the last minute.
+Everything here is bounded: quantiles are of the latest requests, rates of the last minute. Adding a
+request is cheap, and the sums are made for whoever reads them.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.clock import Clock
-from phalanx.routing.load import Ticket
+from phalanx.routing.load import LEFT, Ticket
 
 NUM_LATEST = 512
 RATE_SECONDS = 60
 NUM_FAILURES = 50
+MAX_MESSAGE = 300
+BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_CALLERS = frozenset(
+    {LEFT, "OK", "INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"}
+)
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """In milliseconds, of the `num` latest requests; None where there were none."""
+    """In milliseconds, of the latest requests; None where there were none."""
 
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,50 +47,34 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """`counts` has one count a bound of `BOUNDS_S`, and one for what is longer."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class ServerTraffic:
-    """One server's, since it was registered. `per_second` is the last minute's, the oldest second
-    first, the running one left out. `codes` counts requests by how they ended.
+    """One server's, since it was registered. `codes` counts requests by how they ended.
+
+    `per_second` is the last minute's, the oldest second first, the running one left out.
     """
 
-    num_requests: int = 0
-    num_failed: int = 0
-    codes: dict[str, int] = field(default_factory=dict)
-    latency: Quantiles = Quantiles(None, None, None)
-    queue: Quantiles = Quantiles(None, None, None)
+    codes: Mapping[str, int] = field(default_factory=dict)
+    latency: Quantiles = Quantiles()
+    queue: Quantiles = Quantiles()
+    latency_histogram: Histogram = Histogram()
+    queue_histogram: Histogram = Histogram()
     per_second: tuple[int, ...] = (0,) * RATE_SECONDS
 
+    @property
+    def num_requests(self) -> int:
+        return sum(self.codes.values())
 
-class _Seconds:
-    """Counts in each of the last seconds."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (RATE_SECONDS + 1)
-        self._second = 0
-
-    def add(self, second: int) -> None:
-        self._advance(second)
-        self._counts[second % len(self._counts)] += 1
-
-    def complete(self, second: int) -> tuple[int, ...]:
-        """The seconds before `second`."""
-        self._advance(second)
-        size = len(self._counts)
-        return tuple(self._counts[(second + offset) % size] for offset in range(1, size))
-
-    def _advance(self, second: int) -> None:
-        for passed in range(self._second + 1, min(second, self._second + len(self._counts)) + 1):
-            self._counts[passed % len(self._counts)] = 0
-        if second > self._second + len(self._counts):
-            self._counts = [0] * len(self._counts)
-        self._second = max(second, self._second)
-
-
-class _Account:
-    def __init__(self) -> None:
-        self.codes: Counter[str] = Counter()
-        self.latest_s: deque[float] = deque(maxlen=NUM_LATEST)
-        self.queues_s: deque[float] = deque(maxlen=NUM_LATEST)
-        self.seconds = _Seconds()
+    @property
+    def num_failed(self) -> int:
+        return sum(num for code, num in self.codes.items() if is_failure(code))
 
 
 class Traffic:
@@ -102,10 +94,10 @@ class Traffic:
         if account is None:
             account = self._accounts[server.server_id] = _Account()
         account.codes[code] += 1
-        account.latest_s.append(duration_s)
+        account.latency.add(duration_s)
         account.seconds.add(int(self._clock.monotonic_s()))
         if ticket.served_s is not None:
-            account.queues_s.append(max(duration_s - ticket.served_s, 0.0))
+            account.queue.add(max(duration_s - ticket.served_s, 0.0))
         if is_failure(code):
             self._failures.append(
                 Failure(
@@ -114,7 +106,7 @@ class Traffic:
                     server.model_name,
                     str(server.endpoint),
                     code,
-                    ticket.message,
+                    ticket.message[:MAX_MESSAGE],
                 )
             )
 
@@ -123,11 +115,11 @@ class Traffic:
         if account is None:
             return ServerTraffic()
         return ServerTraffic(
-            num_requests=account.codes.total(),
-            num_failed=sum(num for code, num in account.codes.items() if is_failure(code)),
             codes=dict(account.codes),
-            latency=quantiles(account.latest_s),
-            queue=quantiles(account.queues_s),
+            latency=account.latency.quantiles(),
+            queue=account.queue.quantiles(),
+            latency_histogram=account.latency.histogram(),
+            queue_histogram=account.queue.histogram(),
             per_second=account.seconds.complete(int(self._clock.monotonic_s())),
         )
 
@@ -143,16 +135,70 @@ class Traffic:
 
 
 def is_failure(code: str) -> bool:
-    """Whether a request that ended so failed, rather than was answered or left by its caller."""
+    """Whether a request that ended so failed, rather than was answered, or refused or left for a
+    reason of its caller's.
+    """
     if code.isdecimal():
         return int(code) >= 500
-    return code not in ("OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND")
+    return code not in _CALLERS
 
 
-def quantiles(values_s: deque[float]) -> Quantiles:
-    """By the nearest rank."""
-    ordered = sorted(values_s)
-    if not ordered:
-        return Quantiles(None, None, None)
-    at = [ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95, 0.99)]
-    return Quantiles(*(round(value * 1000, 3) for value in at))
+class _Times:
+    """Durations: all of them in buckets, the latest ones as they are."""
+
+    def __init__(self) -> None:
+        self._latest_s: deque[float] = deque(maxlen=NUM_LATEST)
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+        self._quantiles: Quantiles | None = Quantiles()
+
+    def add(self, duration_s: float) -> None:
+        self._latest_s.append(duration_s)
+        self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
+        self._sum_s += duration_s
+        self._quantiles = None
+
+    def histogram(self) -> Histogram:
+        return Histogram(tuple(self._counts), self._sum_s)
+
+    def quantiles(self) -> Quantiles:
+        """By the nearest rank; sorted anew only when there are new ones."""
+        if self._quantiles is None:
+            ordered = sorted(self._latest_s)
+            ranks = [math.ceil(share * len(ordered)) - 1 for share in (0.5, 0.95, 0.99)]
+            self._quantiles = Quantiles(*(round(ordered[rank] * 1000, 3) for rank in ranks))
+        return self._quantiles
+
+
+class _Seconds:
+    """Counts in each of the last seconds, in a ring that the running second belongs to."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (RATE_SECONDS + 1)
+        self._second = 0
+
+    def add(self, second: int) -> None:
+        self._go_on_to(second)
+        self._counts[second % len(self._counts)] += 1
+
+    def complete(self, second: int) -> tuple[int, ...]:
+        """Those before `second`."""
+        self._go_on_to(second)
+        size = len(self._counts)
+        return tuple(self._counts[(second + offset) % size] for offset in range(1, size))
+
+    def _go_on_to(self, second: int) -> None:
+        if second - self._second >= len(self._counts):
+            self._counts = [0] * len(self._counts)
+        else:
+            for passed in range(self._second + 1, second + 1):
+                self._counts[passed % len(self._counts)] = 0
+        self._second = max(second, self._second)
+
+
+class _Account:
+    def __init__(self) -> None:
+        self.codes: Counter[str] = Counter()
+        self.latency = _Times()
+        self.queue = _Times()
+        self.seconds = _Seconds()

@@ -26,11 +26,21 @@ REFUSAL_S = 60.0
 class PoolRegistry:
     """Registered servers by id. Registering the same model and endpoint again changes nothing and
     gives the same id.
+
+    `mirrors` names the gateway whose servers these are: then servers register themselves there.
     """
 
-    def __init__(self, publisher: Publisher, clock: Clock, policy: PoolPolicy) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        clock: Clock,
+        policy: PoolPolicy,
+        *,
+        mirrors: str | None = None,
+    ) -> None:
         self.publisher = publisher
         self.policy = policy
+        self.mirrors = mirrors
         self._clock = clock
         self._servers: dict[str, Registration] = {}
         self._shown: dict[str, Server] = {}
@@ -48,8 +58,11 @@ class PoolRegistry:
     def register_self(self, model_name: str, endpoint: Endpoint) -> Server:
         """Add a server on its own word, or renew its lease. It gets requests from now on.
 
-        Raises `NoServerError` for a server that an operator has removed and that goes on asking.
+        Raises `NoServerError` for a server that an operator has removed and that goes on asking,
+        and for every server where the pool is another gateway's.
         """
+        if self.mirrors is not None:
+            raise NoServerError(f"this gateway has the servers of {self.mirrors}: register there")
         identity, now_s = identify(model_name, endpoint), self._now()
         if self._refused_until_s.get(identity, now_s) > now_s:
             self._refused_until_s[identity] = now_s + REFUSAL_S

@@ -1,0 +1,153 @@
+"""The configuration of a gateway, checked as a whole; refusals name the flag of `phalanx gateway`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.errors import ConfigurationError
+from phalanx.routing.endpoint import MAX_PORT, Endpoint, parse_listener
+from phalanx.routing.pool_policy import PoolPolicy
+from phalanx.routing.pool_registry import check_model_name
+
+DEFAULT_GRPC = "127.0.0.1:50111"
+DEFAULT_HTTP_PORT = 30000
+DEFAULT_RELAYED = ("/v1/", "/generate")
+MIB = 1024 * 1024
+LOOPBACK = ("localhost", "127.", "::1")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One server that is known from the start."""
+
+    model_name: str
+    endpoint: Endpoint
+
+    @classmethod
+    def parse(cls, model_name: str, endpoint: str) -> Backend:
+        try:
+            check_model_name(model_name)
+            return cls(model_name, Endpoint.parse(endpoint))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--backend {model_name} {endpoint}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """Where a gateway listens (port 0: any free one), whom it lets in, and what it sends where.
+
+    `http_model` and `robot_model` are for HTTP requests and robots' streams that name no model.
+    `lerobot` serves LeRobot's asynchronous clients on the gRPC port and on `lerobot_ports`, with
+    actions `1 / lerobot_fps` seconds apart. `api_key` opens inference, `admin_key` administration
+    too; without an admin key the API key opens both. `backend_key` is sent to gRPC servers that ask
+    for one. HTTP requests whose path begins as one of `relay_prefixes` go to HTTP servers. `state_file` keeps the servers over a restart; `follow` is the
+    HTTP address of another gateway whose servers this one has. `threads` decode observations.
+    """
+
+    grpc_address: str = DEFAULT_GRPC
+    http_host: str = "127.0.0.1"
+    http_port: int = DEFAULT_HTTP_PORT
+    threads: int = 32
+    backends: tuple[Backend, ...] = ()
+    http_model: str | None = None
+    robot_model: str | None = None
+    lerobot: bool = False
+    lerobot_fps: float = 30.0
+    lerobot_ports: tuple[int, ...] = ()
+    api_key: str | None = None
+    admin_key: str | None = None
+    backend_key: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    state_file: Path | None = None
+    follow: str | None = None
+    request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    max_message_bytes: int = 100 * MIB
+    http_health_path: str = "/health"
+    relay_prefixes: tuple[str, ...] = DEFAULT_RELAYED
+    access_log: bool = False
+    pool: PoolPolicy = field(default_factory=PoolPolicy)
+
+    def __post_init__(self) -> None:
+        parse_listener(self.grpc_address, "--gateway")
+        if not self.http_host:
+            raise ConfigurationError("--http-host is empty; give an address such as 127.0.0.1")
+        _check_port("--http-port", self.http_port)
+        for port in self.lerobot_ports:
+            _check_port("--lerobot-port", port)
+        given = [port for port in self.lerobot_ports if port]
+        if len(set(given)) < len(given):
+            raise ConfigurationError(f"--lerobot-port {given}: give each port once")
+        if self.lerobot_ports and not self.lerobot:
+            raise ConfigurationError("--lerobot-port needs --lerobot")
+        _check_range("--threads", self.threads, 1, 1024)
+        _check_range("--lerobot-fps", self.lerobot_fps, 0.001, 10_000)
+        _check_range("--request-timeout-s", self.request_timeout_s, 0.001, 86_400)
+        _check_range("--drain-timeout-s", self.drain_timeout_s, 0.0, 86_400)
+        _check_range("--max-message-mib", self.max_message_bytes / MIB, 1 / 1024, 2047)
+        for flag, name in (("--http-model", self.http_model), ("--robot-model", self.robot_model)):
+            if name is not None:
+                _named(flag, name)
+        for flag, key in (
+            ("--api-key", self.api_key),
+            ("--admin-key", self.admin_key),
+            ("--backend-key", self.backend_key),
+        ):
+            if key is not None and not (key and key.isascii() and key.isprintable()):
+                raise ConfigurationError(f"{flag} must be printable ASCII, and not empty")
+        self._check_tls()
+        self._check_follow()
+        _check_path("--http-health-path", self.http_health_path)
+        for prefix in self.relay_prefixes:
+            _check_path("--relay", prefix)
+
+    @property
+    def grpc_listener(self) -> tuple[str, int]:
+        return parse_listener(self.grpc_address, "--gateway")
+
+    @property
+    def open_listeners(self) -> tuple[str, ...]:
+        """The hosts that more than this machine can reach."""
+        hosts = {self.grpc_listener[0], self.http_host}
+        return tuple(sorted(host for host in hosts if not host.startswith(LOOPBACK)))
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("--tls-cert", "--tls-key")
+            if self.tls_cert is None:
+                given, missing = missing, given
+            raise ConfigurationError(f"{given} needs {missing}")
+        for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            if path is not None and not path.is_file():
+                raise ConfigurationError(f"{flag} {path} is not a file")
+
+    def _check_follow(self) -> None:
+        if self.follow is not None and self.backends:
+            raise ConfigurationError(
+                "--follow takes its servers from the other gateway; give --backend to that one"
+            )
+
+
+def _named(flag: str, name: str) -> None:
+    try:
+        check_model_name(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{flag}: {error}") from None
+
+
+def _check_path(flag: str, path: str) -> None:
+    if not (path.startswith("/") and path.isascii() and path.isprintable() and " " not in path):
+        raise ConfigurationError(f"{flag} {path!r} must be a path, and begin with '/'")
+
+
+def _check_port(flag: str, port: int) -> None:
+    if isinstance(port, bool) or not 0 <= port <= MAX_PORT:
+        raise ConfigurationError(f"{flag} {port} must be from 0 (any free) to {MAX_PORT}")
+
+
+def _check_range(flag: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ConfigurationError(f"{flag} {value:g} must be from {least:g} to {most:g}")

@@ -1,0 +1,253 @@
+"""The gateway: its pool, its two doors, what stands between them, and how all of it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Coroutine
+
+from phalanx.clock import Clock, SystemClock
+from phalanx.errors import ConfigurationError
+from phalanx.gateway.admin import AdminApi, Standing
+from phalanx.gateway.config import GatewayConfig
+from phalanx.gateway.following import Follower, GatewayUrl
+from phalanx.gateway.grpc.channels import Channels
+from phalanx.gateway.grpc.front import GrpcFront, GrpcLimits, Tls
+from phalanx.gateway.grpc.model_inference import ModelInference
+from phalanx.gateway.grpc.model_registry import ModelRegistry
+from phalanx.gateway.grpc.robot_stream import RobotStream
+from phalanx.gateway.grpc.service import Service
+from phalanx.gateway.health_check import GrpcHealthCheck, HealthCheck, HttpHealthCheck
+from phalanx.gateway.http.keys import Keys
+from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.relay import Relay
+from phalanx.gateway.http.request_ids import RequestIds
+from phalanx.gateway.http.router import Router
+from phalanx.gateway.http.server import HttpServer, HttpServerConfig
+from phalanx.gateway.inference import PolicyCaller
+from phalanx.gateway.leases import LeaseTimer
+from phalanx.gateway.pool import Pool
+from phalanx.gateway.probing import Prober
+from phalanx.gateway.state_file import StateFile, StateKeeper
+from phalanx.routing.endpoint import Endpoint, Scheme
+from phalanx.routing.pool_registry import PoolRegistry
+from phalanx.routing.publisher import Publisher
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One gateway, made inside a running event loop. `start`, then `close`, which drains.
+
+    Raises `ConfigurationError` where a file of the configuration cannot be used, and from `start`
+    where an address cannot be.
+    """
+
+    def __init__(self, config: GatewayConfig, *, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        self.config = config
+        self.http_port = config.http_port
+        self.grpc_port = config.grpc_listener[1]
+        self._draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._file = None if config.state_file is None else StateFile(config.state_file)
+
+        registry = PoolRegistry(
+            Publisher(secrets.token_hex(8)), clock, config.pool, mirrors=config.follow
+        )
+        self.pool = Pool(registry, clock)
+        checks: dict[Scheme, HealthCheck] = {
+            Scheme.GRPC: GrpcHealthCheck(config.backend_key),
+            Scheme.HTTP: HttpHealthCheck(config.http_health_path),
+        }
+        self._prober = Prober(registry, clock, checks)
+        self._leases = LeaseTimer(registry, clock)
+        self._follower = (
+            None
+            if config.follow is None
+            else Follower(
+                registry, clock, GatewayUrl.parse(config.follow), config.admin_key or config.api_key
+            )
+        )
+        if self._file is not None:
+            for saved in self._file.load():
+                endpoint = Endpoint.parse(saved.endpoint)
+                registry.restore(saved.model_name, endpoint, managed=saved.managed)
+        self._keeper = None if self._file is None else StateKeeper(registry, self._file)
+        for backend in config.backends:
+            registry.register_managed(backend.model_name, backend.endpoint)
+
+        self._channels = Channels(
+            self._grpc_endpoints,
+            max_message_bytes=config.max_message_bytes,
+            backend_key=config.backend_key,
+        )
+        self.caller = PolicyCaller(
+            self.pool, self._channels, max_timeout_s=config.request_timeout_s
+        )
+        self.router = Router()
+        self._http = _http_server(config, self.router, self.pool, clock)
+        AdminApi(
+            self.pool, clock, self._http.statistics, standing=self._standing, saved=self._saved
+        ).add_to(self.router)
+        self._grpc = self._front(*config.grpc_listener)
+        for service in self._services():
+            self._grpc.add(service)
+
+    @property
+    def announcement(self) -> str:
+        """Where it listens, on one line."""
+        scheme = "http" if self.config.tls_cert is None else "https"
+        http = _authority(self.config.http_host, self.http_port)
+        grpc = _authority(self.config.grpc_listener[0], self.grpc_port)
+        return f"phalanx gateway: {scheme}://{http} and gRPC at {grpc}"
+
+    async def start(self) -> None:
+        """Listen, and probe the servers that are known; what cannot be listened on is raised."""
+        try:
+            self.grpc_port = await self._grpc.start()
+            self.http_port = await self._listen_http()
+        except ConfigurationError:
+            await self.close(drain_s=0.0)
+            raise
+        self._run("prober", self._prober.run())
+        self._run("leases", self._leases.run())
+        if self._keeper is not None:
+            self._run("state file", self._keeper.run())
+        if self._follower is not None:
+            self._run("follower", self._follower.run())
+
+    def stop(self) -> None:
+        """Let `wait` return."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def wait(self) -> None:
+        """Until `stop` is called. Raises where a part of the gateway has failed; none should."""
+        await asyncio.shield(self._end)
+
+    async def close(self, drain_s: float | None = None) -> None:
+        """Take no more requests, let those that run end, and close.
+
+        `drain_s` is how long they may take (None: as configured). Calling it again with less cuts
+        them off earlier.
+        """
+        drain_s = self.config.drain_timeout_s if drain_s is None else drain_s
+        self._draining = True
+        self.pool.close()
+        await asyncio.gather(self._http.close(drain_s), self._grpc.close(drain_s))
+        if self._keeper is not None and any(not task.done() for task in self._tasks):
+            await self._keeper.saved()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channels.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _services(self) -> list[Service]:
+        """What the gRPC port serves."""
+        services = [
+            ModelInference(self.pool, self.caller).service(),
+            ModelRegistry(self.pool).service(),
+        ]
+        if self.config.robot_model is not None:
+            stream = RobotStream(self.caller, self.config.robot_model, RequestIds())
+            services.append(stream.service())
+        return services
+
+    def _front(self, host: str, port: int) -> GrpcFront:
+        config = self.config
+        return GrpcFront(
+            host,
+            port,
+            keys=Keys(config.api_key, config.admin_key),
+            limits=GrpcLimits(max_message_bytes=config.max_message_bytes),
+            tls=_grpc_tls(config),
+        )
+
+    async def _listen_http(self) -> int:
+        try:
+            return await self._http.start()
+        except OSError as error:
+            address = f"{self.config.http_host}:{self.config.http_port}"
+            raise ConfigurationError(
+                f"cannot listen on {address} for HTTP: {error.strerror or error}; choose another"
+                " --http-host or --http-port"
+            ) from None
+
+    def _run(self, name: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._end.done():
+            return
+        error = task.exception()
+        assert error is not None, "these run until they are cancelled"
+        logger.error("the gateway's %s failed", task.get_name(), exc_info=error)
+        self._end.set_exception(error)
+
+    def _standing(self) -> Standing:
+        fault = "" if self._follower is None else self._follower.lost
+        return Standing(self._draining, fault)
+
+    async def _saved(self) -> str:
+        return "" if self._keeper is None else await self._keeper.saved()
+
+    def _grpc_endpoints(self) -> frozenset[Endpoint]:
+        return frozenset(
+            server.endpoint
+            for server in self.pool.snapshot.servers
+            if server.endpoint.scheme is Scheme.GRPC
+        )
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _http_server(config: GatewayConfig, router: Router, pool: Pool, clock: Clock) -> HttpServer:
+    limits = HttpLimits(
+        max_body_bytes=config.max_message_bytes, response_timeout_s=config.request_timeout_s
+    )
+    # A key of the gateway's is not for its servers; without one the caller's is for them.
+    open_to_all = config.api_key is None and config.admin_key is None
+    relay = Relay(
+        pool, default_model=config.http_model, passes_authorization=open_to_all, limits=limits
+    )
+    router.relay(*config.relay_prefixes)
+    served = HttpServerConfig(
+        config.http_host,
+        config.http_port,
+        api_key=config.api_key,
+        admin_key=config.admin_key,
+        access_log=config.access_log,
+        limits=limits,
+    )
+    return HttpServer(router, relay, config=served, tls=_http_tls(config), clock=clock)
+
+
+def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"--tls-cert {config.tls_cert} and --tls-key {config.tls_key} are not a certificate and"
+            f" its key in PEM: {error}"
+        ) from None
+    return context
+
+
+def _grpc_tls(config: GatewayConfig) -> Tls | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return Tls(config.tls_cert.read_bytes(), config.tls_key.read_bytes())
