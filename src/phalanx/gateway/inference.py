@@ -68,10 +68,6 @@ class _Request:
     request_id: str
     end_s: float
 
-    @property
-    def remaining_s(self) -> float:
-        return self.end_s - asyncio.get_running_loop().time()
-
 
 class PolicyCaller:
     """Belongs to the gateway's event loop. Cancelling a call cancels it at the server."""
@@ -169,33 +165,26 @@ class PolicyCaller:
 
     async def _sent(self, ticket: Ticket, request: _Request) -> UpstreamAnswer:
         try:
-            async with asyncio.timeout(request.remaining_s):
-                connection = await self._channels.connected(ticket.server.endpoint)
+            payload, metadata = await self._channels.infer(
+                ticket.server.endpoint, request.payload, request.end_s
+            )
         except TimeoutError:
             raise UpstreamError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "there was no connection before the deadline"
             ) from None
-        call = connection.infer(
-            request.payload,
-            timeout=request.remaining_s,
-            metadata=self._channels.metadata or None,
-        )
-        try:
-            return UpstreamAnswer(await call, _own(await call.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
-            raise UpstreamError(
-                error.code(), error.details() or error.code().name, _own(error.trailing_metadata())
-            ) from error
+            code, metadata = error.code(), tuple(error.trailing_metadata() or ())
+            raise UpstreamError(code, error.details() or code.name, _own(metadata)) from error
+        return UpstreamAnswer(payload, _own(metadata))
 
 
 def _unreadable(error: InvalidRequestError) -> UpstreamError:
     return UpstreamError(grpc.StatusCode.DATA_LOSS, f"the server's answer cannot be read: {error}")
 
 
-def _own(metadata: grpc.aio.Metadata | None) -> Metadata:
+def _own(metadata: Metadata) -> Metadata:
     """What the server itself added; the rest is of its connection to us."""
-    pairs = () if metadata is None else tuple(metadata)
-    return tuple((key, value) for key, value in pairs if not key.startswith("grpc-"))
+    return tuple((key, value) for key, value in metadata if not key.startswith("grpc-"))
 
 
 def _served_s(inference_time_us: int) -> float | None:

@@ -1,14 +1,15 @@
 """Connections to model servers, one each, opened when first needed and closed when the server is
 gone.
 
-A connection is ready before a request is put on it: a request that found none has never started.
+A connection is ready before a request is put on it, so that a request that found none has never
+started. One that could not be made is given up: the next request tries anew and waits for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -22,20 +23,20 @@ State = grpc.ChannelConnectivity
 
 MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 CONNECT_TIMEOUT_S = 2.0
-_RECONNECT_MS = 200
-"""A server that comes back is asked again that soon."""
 
 
 class NotConnectedError(Exception):
     """There is no connection to the server, so that nothing was sent to it."""
 
 
-@dataclass(frozen=True)
-class Connection:
-    """A server's channel and the method that is called on it."""
+class _Connection:
+    """`num_users` wait for it or have calls on it; once `given_up`, the last one closes it."""
 
-    channel: grpc.aio.Channel
-    infer: Method
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.infer: Method = channel.unary_unary(INFER)
+        self.num_users = 0
+        self.given_up = False
 
 
 class Channels:
@@ -54,42 +55,33 @@ class Channels:
     ) -> None:
         self._live = live
         self._connect_timeout_s = connect_timeout_s
-        self._connections: dict[Endpoint, Connection] = {}
-        self.metadata: Metadata = (
+        self._connections: dict[Endpoint, _Connection] = {}
+        self._metadata: Metadata = (
             () if backend_key is None else (("authorization", f"Bearer {backend_key}"),)
         )
         self._options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
-            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
-            ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
-            # A failure to connect belongs to the channel that met it, and ends with it.
+            # Shares no connection, and so no waiting after a failure, with other channels.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
         )
 
-    async def connected(self, endpoint: Endpoint) -> Connection:
-        """The connection, when it is ready. Raises `NotConnectedError` within the connect time-out."""
-        connection = self._connections.get(endpoint)
-        if connection is None:
-            await self._close_dead()
-            connection = self._open(endpoint)
-        channel = connection.channel
-        state = channel.get_state(try_to_connect=True)
-        if state is State.READY:
-            return connection
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await _until_ready(channel, state)
-        except TimeoutError:
-            raise NotConnectedError(
-                f"{endpoint} took no connection within {self._connect_timeout_s:g} s"
-            ) from None
-        except ConnectionError:
-            raise NotConnectedError(f"{endpoint} refuses connections") from None
-        return connection
+    async def infer(
+        self, endpoint: Endpoint, payload: bytes, end_s: float
+    ) -> tuple[bytes, Metadata]:
+        """The server's answer and its trailing metadata; `end_s` is by the event loop's clock.
+
+        Raises `NotConnectedError`, `TimeoutError` where there was no connection before `end_s`, and
+        whatever gRPC raises for a call that was sent.
+        """
+        now_s = asyncio.get_running_loop().time
+        async with asyncio.timeout_at(end_s) as deadline, self._connected(endpoint) as method:
+            deadline.reschedule(None)
+            call = method(payload, timeout=end_s - now_s(), metadata=self._metadata or None)
+            answer = await call
+            return answer, tuple(await call.trailing_metadata() or ())
 
     async def close(self) -> None:
         """Close all; calls that still run are cancelled."""
@@ -97,29 +89,54 @@ class Channels:
         for connection in connections.values():
             await connection.channel.close()
 
-    def _open(self, endpoint: Endpoint) -> Connection:
-        channel = grpc.aio.insecure_channel(endpoint.authority, options=self._options)
-        connection = Connection(channel, channel.unary_unary(INFER))
-        self._connections[endpoint] = connection
-        return connection
-
-    async def _close_dead(self) -> None:
-        """Servers come and go; their channels would stay for as long as the gateway runs."""
-        for endpoint in self._connections.keys() - self._live():
-            connection = self._connections.pop(endpoint, None)
-            if connection is not None:
+    @asynccontextmanager
+    async def _connected(self, endpoint: Endpoint) -> AsyncIterator[Method]:
+        connection = await self._connection(endpoint)
+        connection.num_users += 1
+        try:
+            fault = await self._connect(connection.channel)
+            if fault:
+                await self._give_up(endpoint, connection)
+                raise NotConnectedError(f"{endpoint} {fault}")
+            yield connection.infer
+        finally:
+            connection.num_users -= 1
+            if connection.given_up and not connection.num_users:
                 await connection.channel.close()
 
+    async def _connection(self, endpoint: Endpoint) -> _Connection:
+        connection = self._connections.get(endpoint)
+        if connection is not None and connection.channel.get_state() is State.TRANSIENT_FAILURE:
+            await self._give_up(endpoint, connection)
+        if endpoint not in self._connections:
+            await self._close_unused()
+        if endpoint not in self._connections:
+            channel = grpc.aio.insecure_channel(endpoint.authority, options=self._options)
+            self._connections[endpoint] = _Connection(channel)
+        return self._connections[endpoint]
 
-async def _until_ready(channel: grpc.aio.Channel, state: State) -> None:
-    """Raises `ConnectionError` where a try that began after the call fails.
-
-    A channel that failed before waits for its next try, which may succeed.
-    """
-    failed_before = state is State.TRANSIENT_FAILURE
-    while state is not State.READY:
-        if state is State.SHUTDOWN or (state is State.TRANSIENT_FAILURE and not failed_before):
-            raise ConnectionError
-        await channel.wait_for_state_change(state)
+    async def _connect(self, channel: grpc.aio.Channel) -> str:
+        """What keeps the channel from being ready, in words; empty where it is."""
         state = channel.get_state(try_to_connect=True)
-        failed_before = failed_before and state is State.TRANSIENT_FAILURE
+        if state is State.READY:
+            return ""
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                while state in (State.IDLE, State.CONNECTING):
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            return f"took no connection within {self._connect_timeout_s:g} s"
+        return "" if state is State.READY else "refuses connections"
+
+    async def _give_up(self, endpoint: Endpoint, connection: _Connection) -> None:
+        connection.given_up = True
+        if self._connections.get(endpoint) is connection:
+            del self._connections[endpoint]
+        if not connection.num_users:
+            await connection.channel.close()
+
+    async def _close_unused(self) -> None:
+        """Servers come and go; their channels would stay for as long as the gateway runs."""
+        for endpoint in self._connections.keys() - self._live():
+            await self._give_up(endpoint, self._connections[endpoint])

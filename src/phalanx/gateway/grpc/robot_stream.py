@@ -32,7 +32,7 @@ class RobotStream:
         return Service(ROBOT_INFERENCE, stream={"Communicate": self._communicate})
 
     async def _communicate(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        newest = _Newest()
+        newest = Newest()
         reader = asyncio.create_task(newest.read(requests))
         try:
             while (data := await newest.take()) is not None:
@@ -54,7 +54,7 @@ class RobotStream:
         return encode_action_command(ActionCommand(sensors.timestamp_ns, answer.actions.values))
 
 
-class _Newest:
+class Newest:
     """What arrived last and was not taken yet."""
 
     def __init__(self) -> None:
