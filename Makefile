@@ -21,6 +21,8 @@ demo: setup
 
 # One torch thread: two of them on a busy two-core machine can be ten times slower.
 check test-long: export OMP_NUM_THREADS := 1
+# The many processes that tests start compile nothing anew, wherever this is set.
+check test-long: export PYTHONDONTWRITEBYTECODE :=
 
 test: check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 
@@ -10,3 +11,9 @@ def pytest_configure() -> None:
     # they start would inherit: those could not be interrupted, as tests of them do.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # What is imported by now stays: a collection during a test need not go through all of it.
+    gc.collect()
+    gc.freeze()

@@ -170,7 +170,7 @@ def test_goals_without_figures_are_left_out():
     assert goals(report()) == ()
 
 
-@pytest.mark.parametrize("name", ["queue", "pool"])
+@pytest.mark.parametrize("name", ["queue", pytest.param("pool", marks=pytest.mark.long)])
 def test_a_transport_answers_each_observation_and_leaves_no_process(start, name):
     worker = start(PEERS[name], workers=2)
     worker.ask("check", count=6, **SMALL)

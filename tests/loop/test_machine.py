@@ -95,7 +95,7 @@ class LoopMachine(RuleBasedStateMachine):
 
 TestLoopMachine = LoopMachine.TestCase
 TestLoopMachine.settings = settings(
-    max_examples=100,
+    max_examples=70,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

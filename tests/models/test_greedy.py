@@ -75,6 +75,7 @@ def verify(eight, smollm2_reference_model):
     return check
 
 
+@pytest.mark.long
 def test_known_ids_alone(smollm2, eight):
     requests, known = eight
     assert [len(request.input_ids) for request in requests[:3]] == [37, 37, 34]
@@ -86,7 +87,7 @@ def test_known_ids_alone(smollm2, eight):
     assert outputs[0].completions[0].text == "The capital of France is Paris."
 
 
-@pytest.mark.parametrize("max_step_tokens", [16, 512])
+@pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
 def test_eight_together(smollm2, eight, verify, max_step_tokens):
     drive = Drive(smollm2, max_step_tokens=max_step_tokens)
     verify(drive.run(*eight[0]))

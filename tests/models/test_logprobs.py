@@ -92,7 +92,7 @@ def requests_of(text):
     return requests
 
 
-@pytest.mark.parametrize("max_step_tokens", [16, 512])
+@pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
 def test_prompt_and_output(smollm2, text, expected, max_step_tokens):
     requests = requests_of(text)
     outputs = Drive(smollm2, max_step_tokens=max_step_tokens).run(*requests)
@@ -129,7 +129,7 @@ def test_retracted_by_a_pause(smollm2, text, expected, num_ticks):
     check(asked, drive.output("a"), expected)
 
 
-@pytest.mark.parametrize("max_step_tokens", [16, 512])
+@pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
 def test_scoring_a_prompt(smollm2, text, expected, max_step_tokens):
     """`max_new_tokens=0` computes the prompt and samples nothing."""
     requests = [request(text, start=start, max_new_tokens=0) for start in (0, 16, len(text))]

@@ -55,7 +55,7 @@ def test_known_ids_the_first_and_the_second_time(smollm2):
         {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 5},
         {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
         {"json_schema": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
-        {"n": 3, "temperature": 1.0, "sampling_seed": 7},
+        pytest.param({"n": 3, "temperature": 1.0, "sampling_seed": 7}, marks=pytest.mark.long),
         {"min_new_tokens": 6, "logit_bias": ((260, 4.0),)},
     ],
     ids=["sampled", "penalties", "structured", "several", "biased"],
@@ -90,7 +90,16 @@ def test_bfloat16(smollm2_dir, tale):
     assert scores(again) == scores(first)
 
 
-@pytest.mark.parametrize(("start", "cached"), [(0, 0), (1, 0), (33, 32), (64, 48), (100, 96)])
+@pytest.mark.parametrize(
+    ("start", "cached"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.long),
+        (1, 0),
+        pytest.param(33, 32, marks=pytest.mark.long),
+        (64, 48),
+        pytest.param(100, 96, marks=pytest.mark.long),
+    ],
+)
 def test_positions_whose_scores_are_wanted_are_computed(smollm2, tale, start, cached):
     options = LogprobOptions(prompt_start=start, top_k=1)
     [expected] = Drive(smollm2, prefix_cache=False).run(request_of(tale, options))

@@ -101,7 +101,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"pool_tokens": 176}], ids=["roomy", "pushed back"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="roomy"),
+        pytest.param({"pool_tokens": 176}, id="pushed back", marks=pytest.mark.long),
+    ],
+)
 def test_what_is_written_is_what_is_described(smollm2, options):
     """All together, and beside requests without a grammar, which it leaves alone."""
     plain = request(smollm2, "List three fruits.", max_new_tokens=12)

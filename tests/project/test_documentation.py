@@ -85,7 +85,15 @@ def live(words: list[str], serve) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def programs() -> list[object]:
+    """Those that start worker processes with a model, which takes seconds, run with the long tests."""
+    return [
+        pytest.param(block, marks=pytest.mark.long) if "replica_count" in block.text else block
+        for block in blocks("python")
+    ]
+
+
+@pytest.mark.parametrize("block", programs(), ids=str)
 def test_shown_python_runs(block, serve, monkeypatch):
     monkeypatch.setenv("PHALANX_DEVICE", "cpu")
     (program,) = live([block.text], serve)
