@@ -27,6 +27,7 @@ from phalanx.models.pi.loading import check_report, load_weights
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.names import EMBEDDING
 from phalanx.models.pi.prefix_nodes import PrefixNode, VisionNode
+from phalanx.models.pi.rollout import VALUE
 from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi.targets import Target
@@ -106,6 +107,7 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
     targets, unused = targets_of(model, tied=tied), unused_names(model, tied=tied)
     if checkpoint is not None:
         report = load_weights(targets, unused, checkpoint.tensors())
+        report = report.without(expert.trained_later)
         check_report(report, checkpoint.directory, strict=options.weight_strict)
     model.pack()
     logger.info(
@@ -159,6 +161,7 @@ def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
             "input_ids": (geometry.tokenizer_max_length,),
             "noise": chunk,
             "state": (geometry.max_state_dim,),
+            **({VALUE: ()} if model.expert.trained_later else {}),
         },
     )
     generator = torch.Generator()

@@ -38,6 +38,11 @@ class ActionExpert(nn.Module, ABC):
         """The weights have changed."""
         self._conditions.clear()
 
+    @property
+    def trained_later(self) -> frozenset[str]:
+        """Names of tensors that a checkpoint may lack, since only a trained policy has them."""
+        return frozenset()
+
     @abstractmethod
     def targets(self) -> Iterable[tuple[str, Target]]:
         """Where a checkpoint's tensors go, by their plain names."""
@@ -46,14 +51,24 @@ class ActionExpert(nn.Module, ABC):
     def compute_condition(self, time: float) -> Tensor: ...
 
     @abstractmethod
-    def velocity(
+    def hidden(
         self, x: Tensor, conditions: Tensor, attention: PagedAttention, rotary: Rotary
     ) -> Tensor:
-        """Of `x` [R, chunk, actions], float32, each row at its own time.
+        """What is known of `x` [R, chunk, actions], float32, each row at its own time: float32
+        [R, chunk, width].
 
         `conditions` are [R, 1, ...], or [R, chunk, ...] where actions of a row are at several times.
         """
         ...
+
+    @abstractmethod
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """Float32 [R, chunk, actions]."""
+        ...
+
+    def value(self, hidden: Tensor) -> Tensor:
+        """How much return is expected, float32 [R, 1], of an expert that has a head for it."""
+        raise AssertionError("this expert has no value head")
 
     def remember_state(self, state: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
         """Leave the states [R, size] of rows in the cache, for experts that read them there."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from phalanx.device.base import DeviceBackend
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.prefix_nodes import PolicyNode, state_of
+from phalanx.models.pi.rollout import Draw, drawn_step
 from phalanx.models.pi.row import LATENTS, DenoiseTurn, PolicyRow, Walk
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.outputs import Column, NodeOutputs
@@ -41,12 +42,25 @@ class _Guidance:
 
 
 @dataclass(frozen=True)
+class _Drawing:
+    """The rows, by index, whose steps are drawn: time, length and deviation of each [3, D, 1, 1], and
+    noise [D, chunk, size]. `valued`: which of all rows want a value.
+    """
+
+    rows: tuple[int, ...]
+    numbers: Tensor
+    noise: Tensor
+    valued: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class _Denoising:
     conditions: Tensor
     times: Tensor
     advances: Tensor
     positions: Tensor
     guidance: _Guidance | None
+    drawing: _Drawing | None
     request_ids: tuple[str, ...]
     ending: tuple[int, ...]
     traced: tuple[int, ...]
@@ -97,14 +111,28 @@ class ExpertNode(PolicyNode):
         x, guidance = self._latents.read("x"), prepared.guidance
         if guidance is not None:
             x = _frozen(x, guidance)
-        v = self.model.expert.velocity(x, prepared.conditions, self._attention, rotary)
+        hidden = self.model.expert.hidden(x, prepared.conditions, self._attention, rotary)
+        v = self.model.expert.velocity(hidden)
         if guidance is not None:
             v = v - guidance.weights * (guidance.old - (x - prepared.times * v))
-        x = x + prepared.advances * v
+        before, x = x, x + prepared.advances * v
         if guidance is not None:
             x = _frozen(x, guidance)
+        columns: dict[str, Column] = {}
+        drawing = prepared.drawing
+        if drawing is not None:
+            at = list(drawing.rows)
+            drawn, log_probs = drawn_step(before[at], v[at], drawing.numbers, drawing.noise)
+            x = x.index_copy(0, torch.tensor(at, device=x.device), drawn)
+            rids = tuple(prepared.request_ids[one] for one in at)
+            columns |= {"drawn": Column(rids, drawn), "log_probs": Column(rids, log_probs)}
+            if drawing.valued:
+                values = self.model.expert.value(hidden[list(drawing.valued)])
+                columns["value"] = Column(
+                    tuple(prepared.request_ids[one] for one in drawing.valued), values
+                )
         self._latents.write("x", x)
-        columns = {
+        columns |= {
             "velocity": _column(prepared.request_ids, prepared.traced, v),
             "actions": _column(prepared.request_ids, prepared.ending, x),
         }
@@ -125,9 +153,24 @@ class ExpertNode(PolicyNode):
             advances=advances,
             positions=self._backend.upload((starts[:, None] + np.arange(self._chunk)).reshape(-1)),
             guidance=self._guidance(turns),
+            drawing=self._drawing(turns),
             request_ids=rids,
             ending=tuple(at for at, turn in enumerate(turns) if turn.ends),
             traced=tuple(at for at, turn in enumerate(turns) if turn.traced),
+        )
+
+    def _drawing(self, turns: Sequence[DenoiseTurn]) -> _Drawing | None:
+        drawn = [(at, turn, turn.draw) for at, turn in enumerate(turns) if turn.draw is not None]
+        if not drawn:
+            return None
+        numbers = np.array(
+            [(turn.time, -turn.advance, draw.sigma) for _, turn, draw in drawn], dtype=np.float32
+        )
+        return _Drawing(
+            rows=tuple(at for at, _, _ in drawn),
+            numbers=self._backend.upload(numbers.T.copy())[..., None, None],
+            noise=torch.stack([draw.noise for _, _, draw in drawn]),
+            valued=tuple(at for at, turn in enumerate(turns) if _valued(turn.draw)),
         )
 
     def _conditions(self, turns: Sequence[DenoiseTurn]) -> Tensor:
@@ -155,6 +198,10 @@ class ExpertNode(PolicyNode):
         if frozen.any():
             mask = self._backend.upload(np.arange(self._chunk) < frozen[:, None])[..., None]
         return _Guidance(actions, torch.stack(weights)[..., None], mask)
+
+
+def _valued(draw: Draw | None) -> bool:
+    return draw is not None and draw.valued
 
 
 def _num_frozen(turn: DenoiseTurn) -> int:

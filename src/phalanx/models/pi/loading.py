@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -29,6 +29,10 @@ class LoadReport:
     @property
     def clean(self) -> bool:
         return not (self.missing or self.unexpected or self.misshapen)
+
+    def without(self, names: frozenset[str]) -> LoadReport:
+        """The same where these may be missing."""
+        return replace(self, missing=tuple(name for name in self.missing if name not in names))
 
     def __str__(self) -> str:
         parts = ("missing", self.missing), ("unexpected", self.unexpected)

@@ -66,13 +66,15 @@ def check_pi_request(request: PiRequest, limits: Limits) -> None:
     assert shapes is not None
     rows = _check_rows(request, limits)
     pixels = request.pixel_values
-    _check(pixels, "pixel_values", (rows, *shapes["pixel_values"]), "a float", floating=True)
-    _check(request.input_ids, "input_ids", (rows, *shapes["input_ids"]), "int64")
-    _check(request.lang_lens, "lang_lens", (rows,), "int64")
+    check_tensor(pixels, "pixel_values", (rows, *shapes["pixel_values"]), "a float", floating=True)
+    check_tensor(request.input_ids, "input_ids", (rows, *shapes["input_ids"]), "int64")
+    check_tensor(request.lang_lens, "lang_lens", (rows,), "int64")
     if request.image_masks is not None:
-        _check(request.image_masks, "image_masks", (rows, pixels.shape[1]), "bool", kind=torch.bool)
+        check_tensor(
+            request.image_masks, "image_masks", (rows, pixels.shape[1]), "bool", kind=torch.bool
+        )
     if request.noise is not None:
-        _check(request.noise, "noise", (rows, *shapes["noise"]), "a float", floating=True)
+        check_tensor(request.noise, "noise", (rows, *shapes["noise"]), "a float", floating=True)
     _check_tokens(request, limits)
     _check_steps(request.num_steps)
     if request.rtc is not None:
@@ -83,7 +85,7 @@ def check_state(state: Tensor, rows: int, limits: Limits) -> None:
     """Refuse a state of another shape, or with numbers that are not finite."""
     shapes = limits.row_shapes
     assert shapes is not None
-    _check(state, "state", (rows, *shapes["state"]), "a float", floating=True)
+    check_tensor(state, "state", (rows, *shapes["state"]), "a float", floating=True)
 
 
 def _check_rows(request: PiRequest, limits: Limits) -> int:
@@ -110,7 +112,7 @@ def _check_rows(request: PiRequest, limits: Limits) -> int:
     return rows
 
 
-def _check(
+def check_tensor(
     value: Tensor,
     field: str,
     shape: tuple[int, ...],
@@ -179,7 +181,7 @@ def _check_rtc(rtc: RealTimeChunking, rows: int, chunk_shape: tuple[int, ...]) -
             f"{actions} numbers a row",
             field=field,
         )
-    _check(old, field, (rows, *old.shape[1:]), "a float", floating=True)
+    check_tensor(old, field, (rows, *old.shape[1:]), "a float", floating=True)
     _check_choice("rtc.mode", rtc.mode, RTC_MODES)
     _check_choice("rtc.schedule", rtc.schedule, tuple(one.value for one in Schedule))
     for name, value in (

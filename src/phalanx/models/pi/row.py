@@ -12,6 +12,7 @@ from torch import Tensor
 from phalanx.layers.flow_matching import flow_advance, flow_time
 from phalanx.layers.real_time_chunking import guidance_weight
 from phalanx.loop.request import Work
+from phalanx.models.pi.rollout import Draw, RowOutcome, RowRollout
 from phalanx.step.resources.base import ResourceConfig
 from phalanx.step.resources.slot_state import SlotStateConfig
 
@@ -59,6 +60,7 @@ class RowInputs:
     num_steps: int
     state: Tensor | None = None
     old_chunk: OldChunk | None = None
+    rollout: RowRollout | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class DenoiseTurn:
     old_chunk: OldChunk | None
     ends: bool
     traced: bool
+    draw: Draw | None = None
 
 
 class PolicyRow:
@@ -83,6 +86,9 @@ class PolicyRow:
         """Tokens of its images, once they are seen."""
         self.actions: Tensor | None = None
         self.velocities: list[Tensor] = []
+        self._chain: list[Tensor] = [inputs.noise]
+        self._log_probs: list[Tensor] = []
+        self._values: list[Tensor] = []
         self._traced = traced
         self._num_image_tokens = len(inputs.images) * image_tokens
         self.num_prefix = self._num_image_tokens + len(inputs.token_ids)
@@ -131,12 +137,18 @@ class PolicyRow:
         self._at = 0
         self.features = None
         self.velocities.clear()
+        self._log_probs.clear()
+        self._values.clear()
+        del self._chain[1:]
 
     def take_delta(self) -> None:
         return None
 
-    def output(self, *, cancelled: bool) -> Tensor:
+    def output(self, *, cancelled: bool) -> Tensor | RowOutcome:
         """Actions [chunk, size], float32; not numbers where the row was cancelled."""
+        if self.inputs.rollout is not None and self.actions is not None:
+            values = torch.cat(self._values) if self._values else None
+            return RowOutcome(torch.stack(self._chain), torch.stack(self._log_probs), values)
         if self.actions is None:
             return torch.full_like(self.inputs.noise, torch.nan)
         return self.actions
@@ -154,7 +166,14 @@ class PolicyRow:
             old_chunk=old,
             ends=step == num_steps - 1,
             traced=self._traced,
+            draw=self._draw(step),
         )
+
+    def _draw(self, step: int) -> Draw | None:
+        rollout = self.inputs.rollout
+        if rollout is None:
+            return None
+        return Draw(rollout.noise[step], rollout.sigmas[step], rollout.with_values)
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
         """Keep what a step has given, without looking at values."""
@@ -162,5 +181,10 @@ class PolicyRow:
             self.features = outputs["features"]
         if "velocity" in outputs:
             self.velocities.append(outputs["velocity"])
+        if "drawn" in outputs:
+            self._chain.append(outputs["drawn"])
+            self._log_probs.append(outputs["log_probs"])
+        if "value" in outputs:
+            self._values.append(outputs["value"])
         if "actions" in outputs:
             self.actions = outputs["actions"]

@@ -4,7 +4,8 @@ together, as one event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from phalanx.layers.real_time_chunking import Schedule, prefix_weights
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.request import PiRequest, RealTimeChunking
+from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, RowRollout, gathered
 from phalanx.models.pi.row import OldChunk, PolicyRow, RowInputs
 from phalanx.models.pi.weight_store import PolicyWeights
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, ReplaceWeights
@@ -30,7 +32,7 @@ class _Group:
     """The rows of one request that have not all ended."""
 
     children: tuple[str, ...]
-    actions: dict[str, Tensor] = field(default_factory=dict)
+    actions: dict[str, Tensor | RowOutcome] = field(default_factory=dict)
     scheduled: bool = False
     cancelled: bool = False
 
@@ -65,7 +67,31 @@ class PolicyService:
 
     def start(self, rid: str, request: PiRequest, state: Tensor | None = None) -> None:
         """Queue a request; `state` (B, size) where the expert reads one."""
-        rows = self._rows(request, state)
+        self._start(rid, self._rows(request, state))
+
+    def start_rollout(
+        self,
+        rid: str,
+        request: PiRequest,
+        sigmas: Tensor,
+        step_noise: Tensor | None,
+        *,
+        with_values: bool,
+    ) -> None:
+        """Queue a rollout: a deviation for each step (B, steps), and noise (B, steps, chunk, size)."""
+        rows = self._rows(request, None)
+        steps = sigmas.shape[1]
+        if step_noise is None:
+            noise = self._drawn((len(rows), steps, *rows[0].noise.shape))
+        else:
+            noise = step_noise.to(self._device, torch.float32)
+        drawn = [
+            replace(row, num_steps=steps, rollout=RowRollout(noise[at], tuple(own), with_values))
+            for at, (row, own) in enumerate(zip(rows, sigmas.tolist(), strict=True))
+        ]
+        self._start(rid, drawn)
+
+    def _start(self, rid: str, rows: list[RowInputs]) -> None:
         children = tuple(rid if len(rows) == 1 else f"{rid}#{at}" for at in range(len(rows)))
         self._groups[rid] = _Group(children)
         self._parents.update(dict.fromkeys(children, rid))
@@ -147,7 +173,10 @@ class PolicyService:
         if request.noise is not None:
             return request.noise.to(self._device, torch.float32)
         shape = (len(request.input_ids), geometry.chunk_size, geometry.max_action_dim)
-        # Drawn on the host, so that a seed gives the same actions on every device.
+        return self._drawn(shape)
+
+    def _drawn(self, shape: tuple[int, ...]) -> Tensor:
+        # On the host, so that a seed gives the same actions on every device.
         return torch.randn(shape, generator=self._generator).to(self._device)
 
     def _old_chunk(self, rtc: RealTimeChunking, row: int) -> OldChunk:
@@ -184,8 +213,8 @@ class PolicyService:
                 if len(group.actions) < len(group.children):
                     return []
                 self._forget(rid, group)
-                actions = torch.stack([group.actions[child] for child in group.children])
-                return [Final(rid, actions, cancelled=group.cancelled)]
+                ended = [group.actions[child] for child in group.children]
+                return [Final(rid, _combined(ended), cancelled=group.cancelled)]
             case Failed(child, error):
                 self._forget(rid, group)
                 for other in group.children:
@@ -198,3 +227,11 @@ class PolicyService:
         del self._groups[rid]
         for child in group.children:
             self._parents.pop(child)
+
+
+def _combined(rows: Sequence[Tensor | RowOutcome]) -> Tensor | PI05RolloutOutput:
+    """The rows' outputs as their request's. Of a rollout that was cancelled only actions are left."""
+    outcomes = [row for row in rows if isinstance(row, RowOutcome)]
+    if len(outcomes) == len(rows):
+        return gathered(outcomes)
+    return torch.stack([row.chain[-1] if isinstance(row, RowOutcome) else row for row in rows])

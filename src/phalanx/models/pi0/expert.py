@@ -64,7 +64,7 @@ class PI0Expert(ActionExpert):
         )
         return self.mix_time.forward(embedded[None].to(self.norm.weight.device))[0]
 
-    def velocity(
+    def hidden(
         self, x: Tensor, conditions: Tensor, attention: PagedAttention, rotary: Rotary
     ) -> Tensor:
         mixed = self.mix_action.forward(self.action_in.forward(x.flatten(0, 1)))
@@ -72,7 +72,10 @@ class PI0Expert(ActionExpert):
         hidden = self.mix_out.forward(mixed.flatten(0, 1)).to(self._dtype)
         for layer in self._layers():
             hidden = layer.forward(hidden, attention, rotary)
-        return self.action_out.forward(self.norm.forward(hidden).float()).view_as(x)
+        return self.norm.forward(hidden).float().view(*x.shape[:2], -1)
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        return self.action_out.forward(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
     def remember_state(self, state: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
         hidden = self.state_in.forward(state).to(self._dtype)

@@ -10,7 +10,11 @@ from phalanx.models.pi.geometry import PiGeometry
 
 @dataclass(frozen=True)
 class PI05Config(PiConfig):
-    """See `PiConfig`."""
+    """See `PiConfig`. `add_value_head`: a critic beside the expert, for rollouts; its weights are
+    those of the checkpoint, or come with the first update.
+    """
+
+    add_value_head: bool = False
 
 
 PI05_BASE = PiGeometry(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from phalanx.models.pi.args import vision_dtype
 from phalanx.models.pi.building import PolicyKind, PolicyOptions, build_service, load_policy
 from phalanx.models.pi.entry import PiEntry
 from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request
+from phalanx.models.pi.rollout import check_rollout_request
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi05.args import PI05Args
 from phalanx.models.pi05.config import PI05_BASE
 from phalanx.models.pi05.expert import PI05Expert
-from phalanx.models.pi05.request import PI05Request
+from phalanx.models.pi05.request import PI05Request, PI05RolloutRequest
 from phalanx.schema.limits import Limits
 
 PI05 = PolicyKind(PI05_BASE, PI05Expert, cameras_of)
@@ -23,17 +27,28 @@ class PI05Entry(PiEntry):
     name = "pi05"
     args_cls = PI05Args
     request_cls = PI05Request
+    rollout_cls = PI05RolloutRequest
 
     @staticmethod
     def validate(request: PI05Request, limits: Limits) -> None:
         """Refuse wrong shapes and dtypes, numbers that are not finite, and tokens out of range."""
-        check_pi_request(request, limits)
+        if not isinstance(request, PI05RolloutRequest):
+            check_pi_request(request, limits)
+            return
+        noise, valued = request.step_noise, request.compute_values
+        check_rollout_request(request, request.sigmas, noise, limits, compute_values=valued)
 
     def load(self, args: PI05Args) -> PolicyService:
-        return build_service(load_policy(PI05, options_of(args)), args.max_batch_size)
+        has_value = args.config is not None and args.config.add_value_head
+        kind = replace(PI05, make_expert=partial(PI05Expert, has_value=has_value))
+        return build_service(load_policy(kind, options_of(args)), args.max_batch_size)
 
     def start(self, rid: str, request: PI05Request) -> None:
-        self._service.start(rid, request)
+        if isinstance(request, PI05RolloutRequest):
+            noise, valued = request.step_noise, request.compute_values
+            self._service.start_rollout(rid, request, request.sigmas, noise, with_values=valued)
+        else:
+            self._service.start(rid, request)
 
 
 def options_of(args: PI05Args) -> PolicyOptions:

@@ -14,13 +14,21 @@ from phalanx.models.pi.expert import ActionExpert
 from phalanx.models.pi.geometry import PiGeometry
 from phalanx.models.pi.names import EXPERT
 from phalanx.models.pi.targets import Named, layer_targets, whole_linear
+from phalanx.models.pi05.value_head import ValueHead
 from phalanx.step.resources.attention import PagedAttention
 
 
 class PI05Expert(ActionExpert):
     """A condition is the modulation of every norm, [norms, 3 width], two for each layer and a last."""
 
-    def __init__(self, geometry: PiGeometry, dtype: torch.dtype, operators: Operators) -> None:
+    def __init__(
+        self,
+        geometry: PiGeometry,
+        dtype: torch.dtype,
+        operators: Operators,
+        *,
+        has_value: bool = False,
+    ) -> None:
         super().__init__()
         shape = geometry.expert
         width, size = shape.width, geometry.max_action_dim
@@ -32,6 +40,7 @@ class PI05Expert(ActionExpert):
             AdaptiveGemmaLayer(shape, dtype, operators) for _ in range(shape.num_layers)
         )
         self.norm = AdaptiveNorm(width, shape.eps, operators)
+        self.value_head = ValueHead(width) if has_value else None
         self._geometry = geometry
         self._dtype = dtype
 
@@ -46,6 +55,13 @@ class PI05Expert(ActionExpert):
         yield from whole_linear("action_out_proj", self.action_out)
         yield from whole_linear("time_mlp_in", self.time_in)
         yield from whole_linear("time_mlp_out", self.time_out)
+        if self.value_head is not None:
+            yield from self.value_head.targets()
+
+    @property
+    def trained_later(self) -> frozenset[str]:
+        head = self.value_head
+        return frozenset() if head is None else frozenset(name for name, _ in head.targets())
 
     def time_condition(self, time: float) -> Tensor:
         """What the norms are modulated by, float32 [1, width]."""
@@ -61,7 +77,7 @@ class PI05Expert(ActionExpert):
         norms = [norm for one in self._layers() for norm in (one.input_norm, one.post_norm)]
         return torch.cat([norm.modulation(condition) for norm in (*norms, self.norm)])
 
-    def velocity(
+    def hidden(
         self, x: Tensor, conditions: Tensor, attention: PagedAttention, rotary: Rotary
     ) -> Tensor:
         by = [Modulation(*norm.chunk(3, dim=-1)) for norm in conditions.unbind(-2)]
@@ -69,7 +85,14 @@ class PI05Expert(ActionExpert):
         for index, layer in enumerate(self._layers()):
             hidden = layer.forward(hidden, (by[2 * index], by[2 * index + 1]), attention, rotary)
         hidden = self.norm.forward(hidden, by[-1])
-        return self.action_out.forward(hidden.float()).view_as(x)
+        return hidden.float().view(*x.shape[:2], -1)
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        return self.action_out.forward(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+
+    def value(self, hidden: Tensor) -> Tensor:
+        assert self.value_head is not None
+        return self.value_head.forward(hidden.mean(1))
 
     def _layers(self) -> list[AdaptiveGemmaLayer]:
         return [layer for layer in self.layers if isinstance(layer, AdaptiveGemmaLayer)]

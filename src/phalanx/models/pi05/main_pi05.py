@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.models.pi.request import RealTimeChunking
+from phalanx.models.pi.rollout import PI05RolloutOutput
 from phalanx.models.pi05.args import PI05Args
 from phalanx.models.pi05.config import PI05Config
 from phalanx.models.pi05.entry import PI05Entry
@@ -13,6 +14,7 @@ __all__ = [
     "PI05Config",
     "PI05Entry",
     "PI05Request",
+    "PI05RolloutOutput",
     "PI05RolloutRequest",
     "RealTimeChunking",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
+import torch
 from torch import Tensor
 
 from phalanx.models.pi.request import RealTimeChunking
@@ -34,4 +35,13 @@ class PI05Request:
 
 @dataclass(frozen=True, eq=False)
 class PI05RolloutRequest(PI05Request):
-    """A request of a training rollout; `Engine.step` does not take it."""
+    """A rollout for training, of `Engine.rollout_step`; its output is a `PI05RolloutOutput`.
+
+    `sigmas`: float (B, steps), how noisy each step is; it says how many steps there are. All 0 is
+    plain sampling. `step_noise`: float (B, steps, chunk, actions), None: drawn by the engine.
+    `compute_values` needs `PI05Config(add_value_head=True)`.
+    """
+
+    sigmas: Tensor = field(default_factory=lambda: torch.empty(0))
+    step_noise: Tensor | None = None
+    compute_values: bool = False
