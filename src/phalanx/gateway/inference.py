@@ -121,13 +121,21 @@ class PolicyCaller:
             raise failure
         raise NoServerError("no server takes connections; send the request again later")
 
-    async def answer(self, call: InferenceCall, timeout_s: float | None = None) -> InferenceAnswer:
-        """The answer to an observation. A server's answer that is none is an `UpstreamError`."""
-        payload = await self.infer(
-            call.model_name or None, encode_request(call), call.request_id, timeout_s
-        )
+    async def answer(
+        self,
+        call: InferenceCall,
+        timeout_s: float | None = None,
+        *,
+        payload: bytes | None = None,
+    ) -> InferenceAnswer:
+        """The answer to an observation. A server's answer that is none is an `UpstreamError`.
+
+        `payload` is `call` as a message, where another thread has written it.
+        """
+        payload = encode_request(call) if payload is None else payload
+        got = await self.infer(call.model_name or None, payload, call.request_id, timeout_s)
         try:
-            answer = decode_response(payload)
+            answer = decode_response(got)
         except InvalidRequestError as error:
             raise _unreadable(error) from error
         shape, rows = answer.actions.values.shape, call.observation.num_rows

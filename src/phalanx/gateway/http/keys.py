@@ -6,21 +6,25 @@ import hmac
 
 from phalanx.gateway.http.router import Access
 
+_BEARER, _OPENPI = b"Bearer ", b"Api-Key "
+
 
 class Keys:
-    """`api_key` opens inference, `admin_key` administration and inference. Without an admin key the
+    """A key comes as `Bearer KEY`, or as openpi's clients send it, `Api-Key KEY`. `api_key` opens inference, `admin_key` administration and inference. Without an admin key the
     API key opens both; without any key all is open.
     """
 
     def __init__(self, api_key: str | None = None, admin_key: str | None = None) -> None:
-        api = None if api_key is None else f"Bearer {api_key}".encode()
-        admin = None if admin_key is None else f"Bearer {admin_key}".encode()
+        api = None if api_key is None else _BEARER + api_key.encode()
+        admin = None if admin_key is None else _BEARER + admin_key.encode()
         self._admin = api if admin is None else admin
         self._inference = api
 
     def allow(self, access: Access, authorization: bytes) -> bool:
         if access is Access.OPEN:
             return True
+        if authorization.startswith(_OPENPI):
+            authorization = _BEARER + authorization.removeprefix(_OPENPI)
         wanted = self._admin if access is Access.ADMIN else self._inference
         if wanted is None or hmac.compare_digest(authorization, wanted):
             return True
