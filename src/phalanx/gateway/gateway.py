@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.errors import ConfigurationError
+from phalanx.gateway.actions import ActionsAdapter
 from phalanx.gateway.admin import AdminApi, Standing
 from phalanx.gateway.config import GatewayConfig
 from phalanx.gateway.following import Follower, GatewayUrl
@@ -28,9 +29,11 @@ from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.leases import LeaseTimer
+from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
 from phalanx.gateway.state_file import StateFile, StateKeeper
+from phalanx.gateway.workers import Workers
 from phalanx.routing.endpoint import Endpoint, Scheme
 from phalanx.routing.pool_registry import PoolRegistry
 from phalanx.routing.publisher import Publisher
@@ -93,6 +96,13 @@ class Gateway:
         AdminApi(
             self.pool, clock, self._http.statistics, standing=self._standing, saved=self._saved
         ).add_to(self.router)
+        self._workers = Workers(config.threads)
+        OpenpiAdapter(
+            self.caller, self._workers, RequestIds(), clock, default_model=config.http_model
+        ).add_to(self.router)
+        ActionsAdapter(self.caller, self._workers, default_model=config.http_model).add_to(
+            self.router
+        )
         self._grpc = self._front(*config.grpc_listener)
         for service in self._services():
             self._grpc.add(service)
@@ -146,6 +156,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channels.close()
+        self._workers.close()
         if self._file is not None:
             self._file.close()
 

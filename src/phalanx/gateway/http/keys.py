@@ -10,8 +10,9 @@ _BEARER, _OPENPI = b"Bearer ", b"Api-Key "
 
 
 class Keys:
-    """A key comes as `Bearer KEY`, or as openpi's clients send it, `Api-Key KEY`. `api_key` opens inference, `admin_key` administration and inference. Without an admin key the
-    API key opens both; without any key all is open.
+    """`api_key` opens inference, `admin_key` administration and inference. Without an admin key the
+    API key opens both; without any key all is open. Callers send `Bearer KEY`, or `Api-Key KEY` as
+    openpi's clients do.
     """
 
     def __init__(self, api_key: str | None = None, admin_key: str | None = None) -> None:
