@@ -105,6 +105,11 @@ def dist_timeout_s() -> float | None:
     return _read("DIST_TIMEOUT_S", _positive_seconds, "a positive number of seconds")
 
 
+def given() -> dict[str, str]:
+    """The variables of ours that are set, by their whole names."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIX)}
+
+
 def refuse_removed() -> None:
     """Raise if a variable is set that would describe a topology: it has no effect, and silence
     would let a job run with another topology than its author meant.

@@ -13,6 +13,8 @@ import typer
 
 from phalanx import __version__, settings
 from phalanx.cli.bench import bench_app
+from phalanx.cli.doctor import doctor
+from phalanx.cli.env import env
 from phalanx.cli.gateway import GatewayCommand, gateway
 from phalanx.cli.generate import generate
 from phalanx.cli.serve import serve
@@ -31,6 +33,8 @@ app.command("serve")(serve)
 app.command("gateway", cls=GatewayCommand)(gateway)
 app.command("generate")(generate)
 app.command("top")(top)
+app.command("doctor")(doctor)
+app.command("env")(env)
 app.add_typer(bench_app, name="bench")
 
 

@@ -42,11 +42,7 @@ def _made(section: AdapterSection, args: EntryArgs) -> PolicyAdapter:
 
 
 def check_policy_server(server: ServerConfig, source: str) -> None:
-    """Refuse addresses that a gateway could not use, and what only text has."""
-    if server.role != "both":
-        raise ConfigurationError(
-            f"{source}: server.role={server.role} is for language models; leave it out"
-        )
+    """Refuse addresses that cannot be listened on together, or that a gateway could not use."""
     if server.port not in (None, 0) and server.port == server.http_port:
         raise ConfigurationError(
             f"{source}: server.port={server.port} and server.http_port are the same port; gRPC and "

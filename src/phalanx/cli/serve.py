@@ -186,14 +186,15 @@ def serve(
     if config is None and model is None:
         raise ConfigurationError("give a configuration file or --model; see phalanx serve --help")
     given = {key: value for key, value in flags.items() if value is not None}
-    loaded, source = _load(config, {**given, **_assignments(set_ or [])})
+    loaded, source = load_config(config, {**given, **_assignments(set_ or [])})
     if check:
         print(describe(plan(loaded, source, prepare=False)), end="")
         return
     raise typer.Exit(_run(plan(loaded, source, prepare=True)))
 
 
-def _load(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig, str]:
+def load_config(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig, str]:
+    """The configuration of a file (None: of the flags alone), and how errors call it."""
     if path is None:
         return parse_serve_config("plugin: causal_lm", "flags", overrides), "flags"
     try:

@@ -8,7 +8,7 @@ from phalanx.device.base import DeviceBackend
 from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
 
-__all__ = ["DeviceBackend", "create_backend", "num_devices"]
+__all__ = ["DeviceBackend", "create_backend", "device_names", "num_devices"]
 
 
 def create_backend(
@@ -41,3 +41,10 @@ def num_devices(target: str) -> int | None:
     from phalanx.device.cuda import device_count
 
     return device_count()
+
+
+def device_names() -> tuple[str, ...]:
+    """The CUDA devices that this process sees, for people; empty where there are none."""
+    from phalanx.device import cuda
+
+    return cuda.device_names()

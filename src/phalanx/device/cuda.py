@@ -130,6 +130,15 @@ class CudaBackend:
         torch.cuda.empty_cache()
 
 
+def device_names() -> tuple[str, ...]:
+    """Name and memory of each CUDA device that this process sees."""
+    return tuple(
+        f"cuda:{index} {found.name}, {found.total_memory / 1e9:.0f} GB"
+        for index in range(device_count())
+        for found in (torch.cuda.get_device_properties(index),)
+    )
+
+
 def device_count() -> int:
     """How many CUDA devices this process sees; makes no context on them."""
     return torch.cuda.device_count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from phalanx.server.policy.registration import SelfRegistration
 from phalanx.testing.policy import FakePolicyArgs
 from phalanx.wire.robot_inference import (
     HEARTBEAT,
@@ -122,10 +124,21 @@ def test_a_gateway_that_is_started_anew_gets_to_know_the_server_again(port):
 def test_a_refusal_is_tried_again_and_said_once(port, caplog):
     admitted = threading.Event()
     registry = Registry("a", refuse=lambda: not admitted.is_set())
-    with gateway(registry, port), serving(gateway=f"127.0.0.1:{port}"):
-        registry.next("refused")
+    offer = Registration("127.0.0.1:1", "pi05")
+
+    async def register() -> None:
+        registering = asyncio.create_task(
+            SelfRegistration(f"127.0.0.1:{port}", offer, retry_s=0.001).run()
+        )
+        for _ in range(3):
+            assert await asyncio.to_thread(registry.next, "refused") == offer
         admitted.set()
-        registry.next("registered")
+        assert await asyncio.to_thread(registry.next, "registered") == offer
+        registering.cancel()
+        await asyncio.wait((registering,))
+
+    with gateway(registry, port):
+        asyncio.run(register())
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warnings == [f"cannot register at 127.0.0.1:{port}, trying on: it answered: not yet"]
 

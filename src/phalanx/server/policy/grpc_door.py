@@ -20,7 +20,7 @@ from phalanx.log import request_context
 from phalanx.schema.server_config import POLICY_PORT, ServerConfig
 from phalanx.server.policy.backend import Backend
 from phalanx.server.policy.failures import UnauthenticatedError
-from phalanx.server.policy.statuses import NOT_STARTED, status_of
+from phalanx.server.policy.statuses import REFUSAL, status_of
 from phalanx.wire.robot_inference import (
     CHECK_HEALTH,
     INFER,
@@ -146,7 +146,7 @@ class GrpcDoor:
 
 async def _refuse(context: Context, error: PhalanxError) -> NoReturn:
     status = status_of(error)
-    metadata = NOT_STARTED if status.not_started else ()
+    metadata = REFUSAL if status.not_started else ()
     await context.abort(status.code, str(error)[:MAX_DETAIL], metadata)
     raise AssertionError("abort raises")
 

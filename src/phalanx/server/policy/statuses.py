@@ -22,8 +22,9 @@ from phalanx.server.policy.failures import (
     RequestAbortedError,
     UnauthenticatedError,
 )
+from phalanx.wire.robot_inference import NOT_STARTED
 
-NOT_STARTED = (("phalanx-not-started", "1"),)
+REFUSAL = ((NOT_STARTED, "1"),)
 """Trailing metadata of a refusal: the request never started and may be sent to another server."""
 
 

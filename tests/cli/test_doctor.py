@@ -1,0 +1,89 @@
+"""`phalanx env` and `phalanx doctor`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+
+import pytest
+
+from phalanx import __version__
+from phalanx.cli import doctor as doctor_module
+from phalanx.schema.server_config import POLICY_PORT
+
+
+def test_env_tells_versions_plugins_and_variables(run, monkeypatch):
+    monkeypatch.setenv("PHALANX_SEED", "7")
+    code, out, _ = run("env", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["phalanx"], facts["python"]) == (__version__, platform.python_version())
+    assert "causal_lm" in facts["plugins"]
+    assert facts["variables"] == {"PHALANX_DEVICE": "cpu", "PHALANX_SEED": "7"}
+    assert facts["packages"]["numpy"]
+    assert "pytest" not in facts["packages"]
+
+
+def test_env_is_lines_without_json(run):
+    code, out, _ = run("env")
+    assert code == 0
+    assert f"phalanx: {__version__}\n" in out
+    assert "\n  numpy: " in out
+
+
+def test_doctor_finds_nothing_at_fault_here(run):
+    code, out, _ = run("doctor")
+    assert code == 0
+    lines = out.splitlines()
+    assert "ok    extra serve: " in out
+    assert {line.split()[0] for line in lines} <= {"ok", "note"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PHALANX_SEED", "x", "fault environment: environment variable PHALANX_SEED='x'"),
+        ("PHALANX_TP_SIZE", "2", "unset PHALANX_TP_SIZE"),
+        ("PHALANX_CACHE_DIR", "/proc/none", "fault cache: /proc/none cannot be written"),
+    ],
+)
+def test_doctor_says_what_is_at_fault_and_exits_with_1(run, monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value)
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert words in out
+
+
+def test_doctor_notes_a_port_in_use(run):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", POLICY_PORT))
+            taken.listen()
+        except OSError:
+            pass  # in use already
+        code, out, _ = run("doctor")
+    assert code == 0
+    assert f"note  port {POLICY_PORT}: Address already in use; robot policies need --port" in out
+
+
+def test_doctor_says_which_packages_are_absent(run, monkeypatch):
+    def without_pillow() -> dict[str, list[tuple[str, str | None]]]:
+        return {"": [("torch", "2.9")], "serve": [("grpcio", "1.66"), ("pillow", None)]}
+
+    monkeypatch.setattr(doctor_module, "extras", without_pillow)
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "note  extra serve: pillow not installed; run pip install 'phalanx[serve]'" in out
+
+
+def test_doctor_checks_a_file(run, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("plugin: causal_lm\nplugin_args: {checkpoint_dir: smollm2-135m}\n")
+    code, out, _ = run("doctor", str(file))
+    assert (code, out.splitlines()[-1]) == (0, f"ok    {file}: serves causal_lm")
+    file.write_text("plugin: nosuch\n")
+    code, out, _ = run("doctor", str(file))
+    assert code == 1
+    assert f"fault {file}: plugin 'nosuch' is not known" in out
