@@ -1,0 +1,34 @@
+"""Who a call of LeRobot's service comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.gateway.grpc.service import Context
+
+SESSION_ID = "x-session-id"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """`peer` is the connection, new after a reconnect. `address` is what the robot was told to
+    connect to: the host name that it typed where that is known, else the gateway's port.
+    """
+
+    peer: str
+    address: str
+    session_id: str | None = None
+
+    @property
+    def host(self) -> str:
+        """The machine that the connection comes from."""
+        return self.peer.rpartition(":")[0]
+
+
+def caller_of(context: Context, address: str) -> Caller:
+    """The caller of a running call that came in at `address`."""
+    session_id = None
+    for key, value in context.invocation_metadata() or ():
+        if key == SESSION_ID and isinstance(value, str) and value:
+            session_id = value[:200]
+    return Caller(context.peer(), address, session_id)

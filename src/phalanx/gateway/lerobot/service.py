@@ -1,0 +1,170 @@
+"""LeRobot's `transport.AsyncInference`, for clients that were not changed: one session a robot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from phalanx.clock import Clock
+from phalanx.errors import PhalanxError
+from phalanx.gateway.grpc.service import Context, Service
+from phalanx.gateway.http.request_ids import RequestIds
+from phalanx.gateway.lerobot.caller import Caller, caller_of
+from phalanx.gateway.lerobot.faults import tellable
+from phalanx.gateway.lerobot.policy import Answers, Policy
+from phalanx.gateway.lerobot.session import Session
+from phalanx.gateway.lerobot.sessions import Sessions
+from phalanx.gateway.lerobot.settings import LeRobotSettings
+from phalanx.gateway.traffic import Quantiles
+from phalanx.wire.lerobot import (
+    EMPTY,
+    SERVICE,
+    Upload,
+    decode_data,
+    decode_policy_instructions,
+    decode_upload_part,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RobotView(msgspec.Struct, frozen=True, kw_only=True):
+    """One robot for operators. `actions_per_s` is an estimate, None before there is one."""
+
+    name: str
+    model: str | None
+    num_observations: int
+    num_answered: int
+    num_replaced: int
+    num_outdated: int
+    num_failed: int
+    latency_ms: Quantiles
+    actions_per_s: float | None
+    fault: str
+
+
+class LeRobotService:
+    """Belongs to the gateway's event loop. Add `service(address)` to each gRPC port."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        clock: Clock,
+        settings: LeRobotSettings | None = None,
+        ids: RequestIds | None = None,
+    ) -> None:
+        self._settings = settings or LeRobotSettings()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="lerobot")
+        self._policy = Policy(answers, self._threads, self._settings, ids or RequestIds())
+        self._sessions = Sessions(
+            lambda name: Session(name, self._policy, self._settings, clock), self._settings, clock
+        )
+
+    def service(self, address: str = "") -> Service:
+        """`address` names the port, where there are several: robots of different ones never mix."""
+        return _Methods(self, address).service()
+
+    def robots(self) -> tuple[RobotView, ...]:
+        return tuple(_view(session) for session, _ in self._sessions.all())
+
+    async def ready(self, caller: Caller) -> bytes:
+        session = self._sessions.begin(caller)
+        logger.info("robot %s begins", session.name)
+        return EMPTY
+
+    async def instruct(self, caller: Caller, message: bytes) -> bytes:
+        """Raises what its operator is to be told, before the robot moves."""
+        session = self._sessions.find(caller)
+        with self._sessions.calling(session):
+            instructions = decode_policy_instructions(decode_data(message))
+            try:
+                horizon, width = await self._policy.check(instructions)
+            except PhalanxError as error:
+                logger.warning("robot %s: %s", session.name, error)
+                raise tellable(error) from error
+            session.instruct(instructions)
+            logger.info(
+                "robot %s uses model %s: cameras %s, %d joints, %d of %d actions of %d numbers",
+                session.name,
+                instructions.model,
+                [camera.name for camera in instructions.features.cameras],
+                len(instructions.features.state_names),
+                min(horizon, instructions.actions_per_chunk),
+                horizon,
+                width,
+            )
+        return EMPTY
+
+    async def observe(self, caller: Caller, messages: AsyncIterator[bytes]) -> bytes:
+        """Acknowledged before it is read, since the robot's control loop waits for this."""
+        session = self._sessions.find(caller)
+        with self._sessions.calling(session):
+            upload = Upload(self._settings.max_upload_bytes)
+            payloads = []
+            async for message in messages:
+                payload = upload.add(decode_upload_part(message))
+                if payload is not None:
+                    payloads.append(payload)
+            upload.close()
+            for payload in payloads[-1:]:
+                session.observe(payload)
+        return EMPTY
+
+    async def actions(self, caller: Caller) -> bytes:
+        session = await self._sessions.returned(caller)
+        with self._sessions.calling(session):
+            return await session.actions()
+
+    async def close(self) -> None:
+        await self._sessions.close()
+        self._threads.shutdown()
+
+
+class _Methods:
+    """The service on one port."""
+
+    def __init__(self, robots: LeRobotService, address: str) -> None:
+        self._robots = robots
+        self._address = address
+
+    def service(self) -> Service:
+        return Service(
+            SERVICE,
+            unary={
+                "Ready": self._ready,
+                "SendPolicyInstructions": self._instruct,
+                "GetActions": self._actions,
+            },
+            collecting={"SendObservations": self._observe},
+        )
+
+    async def _ready(self, message: bytes, context: Context) -> bytes:
+        return await self._robots.ready(caller_of(context, self._address))
+
+    async def _instruct(self, message: bytes, context: Context) -> bytes:
+        return await self._robots.instruct(caller_of(context, self._address), message)
+
+    async def _observe(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        return await self._robots.observe(caller_of(context, self._address), messages)
+
+    async def _actions(self, message: bytes, context: Context) -> bytes:
+        return await self._robots.actions(caller_of(context, self._address))
+
+
+def _view(session: Session) -> RobotView:
+    account = session.account
+    return RobotView(
+        name=session.name,
+        model=session.instructions.model if session.instructions else None,
+        num_observations=account.num_observations,
+        num_answered=account.num_answered,
+        num_replaced=account.num_replaced,
+        num_outdated=account.num_outdated,
+        num_failed=account.num_failed,
+        latency_ms=account.latency(),
+        actions_per_s=account.rate.value,
+        fault=session.faults.last,
+    )

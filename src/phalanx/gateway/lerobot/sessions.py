@@ -1,0 +1,172 @@
+"""Which robot a call is from.
+
+LeRobot's client names itself nowhere, and never sends its settings again when its connection breaks.
+So a session belongs to a connection, and a new connection that did not begin with `Ready` takes over
+the session whose connection went away: that of the same address, from the same machine if there is
+one. Where several could be meant and they differ in what they asked for, none is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from phalanx.clock import Clock
+from phalanx.errors import InvalidRequestError
+from phalanx.gateway.lerobot.caller import Caller
+from phalanx.gateway.lerobot.session import Session
+from phalanx.gateway.lerobot.settings import LeRobotSettings
+
+AWAY_S = 0.5
+"""How long a session must have had no call before another connection may take it over."""
+RETURN_S = 3.0
+"""How long a returning robot waits for its former connection to be known as gone."""
+
+
+@dataclass
+class _Entry:
+    session: Session
+    caller: Caller
+    seen_s: float
+    num_calls: int = 0
+
+
+class Sessions:
+    """Belongs to the gateway's event loop."""
+
+    def __init__(
+        self, make: Callable[[str], Session], settings: LeRobotSettings, clock: Clock
+    ) -> None:
+        self._make = make
+        self._settings = settings
+        self._clock = clock
+        self._entries: list[_Entry] = []
+        self._left = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def all(self) -> list[tuple[Session, Caller]]:
+        return [(entry.session, entry.caller) for entry in self._entries]
+
+    def begin(self, caller: Caller) -> Session:
+        """The session of a robot that says that it begins; of no other."""
+        self._expire()
+        entry = self._own(caller)
+        if entry is None:
+            self._retire_predecessor(caller)
+            if len(self._entries) >= self._settings.max_sessions:
+                raise InvalidRequestError(
+                    f"{len(self._entries)} robots are connected, and no more are taken"
+                )
+            session = self._make(caller.session_id or f"{caller.peer} at {caller.address}")
+            entry = _Entry(session, caller, self._clock.monotonic_s())
+            self._entries.append(entry)
+        entry.session.reset()
+        return entry.session
+
+    def find(self, caller: Caller) -> Session:
+        """Raises `InvalidRequestError` where the caller has no session, in words for its operator."""
+        entry = self._own(caller)
+        if entry is not None:
+            return entry.session
+        if caller.session_id is None:
+            away = self._away(caller)
+            if away and all(
+                other.session.instructions == away[0].session.instructions for other in away
+            ):
+                latest = max(away, key=lambda entry: entry.seen_s)
+                latest.caller = caller
+                latest.session.interrupt()
+                return latest.session
+            if away:
+                raise InvalidRequestError(
+                    f"{len(away)} robots of {caller.address} lost their connections, and it cannot be "
+                    "told which one this is; restart its client, and give each robot a port "
+                    "(--lerobot-port) or a host name of its own"
+                )
+        raise InvalidRequestError(
+            "the gateway does not know this robot: it was restarted, or has not heard of it for "
+            f"{self._settings.expiry_s:g} s; restart the robot's client"
+        )
+
+    async def returned(self, caller: Caller) -> Session:
+        """As `find`; gives the former connection some time to be known as gone."""
+        end_s = self._clock.monotonic_s() + RETURN_S
+        while True:
+            left = self._left
+            try:
+                return self.find(caller)
+            except InvalidRequestError:
+                if self._clock.monotonic_s() >= end_s:
+                    raise
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(RETURN_S, self._tell_left)
+            try:
+                await left.wait()
+            finally:
+                timer.cancel()
+
+    @contextmanager
+    def calling(self, session: Session) -> Iterator[None]:
+        """While a call of this session runs, no other connection takes it over."""
+        entry = next((entry for entry in self._entries if entry.session is session), None)
+        if entry is None:
+            yield
+            return
+        entry.num_calls += 1
+        try:
+            yield
+        finally:
+            entry.num_calls -= 1
+            entry.seen_s = self._clock.monotonic_s()
+            if not entry.num_calls:
+                asyncio.get_running_loop().call_later(AWAY_S, self._tell_left)
+
+    async def close(self) -> None:
+        entries, self._entries = self._entries, []
+        await asyncio.gather(*(entry.session.close() for entry in entries), *self._closing)
+
+    def _own(self, caller: Caller) -> _Entry | None:
+        for entry in self._entries:
+            if caller.session_id is not None:
+                if entry.caller.session_id == caller.session_id:
+                    return entry
+            elif entry.caller == caller:
+                return entry
+        return None
+
+    def _away(self, caller: Caller) -> list[_Entry]:
+        """Those whose connection went away and whose robot this may be."""
+        now_s = self._clock.monotonic_s()
+        away = [
+            entry
+            for entry in self._entries
+            if entry.num_calls == 0
+            and now_s - entry.seen_s >= AWAY_S
+            and entry.caller.session_id is None
+            and entry.caller.address == caller.address
+        ]
+        return [entry for entry in away if entry.caller.host == caller.host] or away
+
+    def _retire_predecessor(self, caller: Caller) -> None:
+        """A robot that begins anew is the one that went away, if one did on that machine."""
+        away = [entry for entry in self._away(caller) if entry.caller.host == caller.host]
+        if len(away) == 1 and caller.session_id is None:
+            self._remove(away[0])
+
+    def _expire(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for entry in list(self._entries):
+            if not entry.num_calls and now_s - entry.seen_s > self._settings.expiry_s:
+                self._remove(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        closing = asyncio.get_running_loop().create_task(entry.session.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _tell_left(self) -> None:
+        left, self._left = self._left, asyncio.Event()
+        left.set()
