@@ -114,7 +114,7 @@ def gateway(
     admin_key: Annotated[
         str | None,
         typer.Option(
-            help="Bearer token to ask of who looks at the pool or changes it. [the API key]",
+            help="Bearer token to ask of who looks at the pool or changes it. Without: the API key.",
             rich_help_panel=_LISTEN,
         ),
     ] = None,
@@ -127,7 +127,8 @@ def gateway(
     http_model: Annotated[
         str | None,
         typer.Option(
-            help="Model of HTTP requests that name none. [the only one]", rich_help_panel=_REQUESTS
+            help="Model of HTTP requests that name none. Without: the only one.",
+            rich_help_panel=_REQUESTS,
         ),
     ] = None,
     robot_model: Annotated[
@@ -141,7 +142,7 @@ def gateway(
         list[str] | None,
         typer.Option(
             metavar="PREFIX",
-            help="Paths that begin so go to HTTP servers; may be repeated. [/v1/ and /generate]",
+            help="Paths that begin so go to HTTP servers; may be repeated. Without: /v1/ and /generate.",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
