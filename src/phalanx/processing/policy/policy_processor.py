@@ -42,18 +42,22 @@ class PolicyProcessor:
         settings: AdapterSettings,
         *,
         sizes: Sequence[tuple[int, int]] = (),
+        exact_sizes: bool = False,
         inputs: Sequence[str] = (),
     ) -> PolicyProcessor:
         """Read the checkpoint's processors; its weights are not needed.
 
-        `sizes`: (height, width) that images must have, in the order of the cameras. `inputs`: names
-        of further arrays that the policy's own adapter reads. Raises `CheckpointError` naming file
+        `sizes`: (height, width) that images must have, in the order of the cameras; `exact_sizes`:
+        those of the checkpoint. `inputs`: names of further arrays that the policy's own adapter
+        reads. Raises `CheckpointError` naming file
         and step, `ConfigurationError` for settings that the checkpoint does not fit.
         """
         features = PolicyFeatures.read(directory)
         tokenizer_dir = None if settings.tokenizer_dir is None else Path(settings.tokenizer_dir)
         processors = read_processors(Surroundings(directory, tokenizer_dir, device="cpu"))
         names = CameraNames(features.cameras, settings.image_names, _renamed(processors))
+        if exact_sizes:
+            sizes = [(height, width) for _, height, width in features.cameras.values()]
         state_dim = _state_dim(features, processors, settings.state_dim)
         reader = ObservationReader(
             names=names,
