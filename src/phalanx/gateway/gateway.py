@@ -29,6 +29,7 @@ from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.leases import LeaseTimer
+from phalanx.gateway.lerobot import LeRobotDoor, LeRobotService, LeRobotSettings
 from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
@@ -106,6 +107,9 @@ class Gateway:
         self._grpc = self._front(*config.grpc_listener)
         for service in self._services():
             self._grpc.add(service)
+        self._robots = self._door(clock) if config.lerobot else None
+        if self._robots is not None:
+            self._robots.add_to(self._grpc, self.router)
 
     @property
     def announcement(self) -> str:
@@ -113,12 +117,18 @@ class Gateway:
         scheme = "http" if self.config.tls_cert is None else "https"
         http = _authority(self.config.http_host, self.http_port)
         grpc = _authority(self.config.grpc_listener[0], self.grpc_port)
-        return f"phalanx gateway: {scheme}://{http} and gRPC at {grpc}"
+        robots = "".join(
+            f", LeRobot at {_authority(self.config.grpc_listener[0], port)}"
+            for port in (self._robots.ports if self._robots is not None else ())
+        )
+        return f"phalanx gateway: {scheme}://{http} and gRPC at {grpc}{robots}"
 
     async def start(self) -> None:
         """Listen, and probe the servers that are known; what cannot be listened on is raised."""
         try:
             self.grpc_port = await self._grpc.start()
+            if self._robots is not None:
+                await self._robots.start()
             self.http_port = await self._listen_http()
         except ConfigurationError:
             await self.close(drain_s=0.0)
@@ -148,7 +158,13 @@ class Gateway:
         drain_s = self.config.drain_timeout_s if drain_s is None else drain_s
         self._draining = True
         self.pool.close()
-        await asyncio.gather(self._http.close(drain_s), self._grpc.close(drain_s))
+        await asyncio.gather(
+            self._http.close(drain_s),
+            self._grpc.close(drain_s),
+            *(() if self._robots is None else (self._robots.close(drain_s),)),
+        )
+        if self._robots is not None:
+            await self._robots.forget()
         if self._keeper is not None and any(not task.done() for task in self._tasks):
             await self._keeper.saved()
         tasks, self._tasks = self._tasks, []
@@ -170,6 +186,17 @@ class Gateway:
             stream = RobotStream(self.caller, self.config.robot_model, RequestIds())
             services.append(stream.service())
         return services
+
+    def _door(self, clock: Clock) -> LeRobotDoor:
+        config = self.config
+        settings = LeRobotSettings(
+            fps=config.lerobot_fps,
+            infer_timeout_s=config.request_timeout_s,
+            max_upload_bytes=config.max_message_bytes,
+        )
+        robots = LeRobotService(self.caller, self._workers, clock, settings)
+        host, _ = config.grpc_listener
+        return LeRobotDoor(robots, lambda port: self._front(host, port), config.lerobot_ports)
 
     def _front(self, host: str, port: int) -> GrpcFront:
         config = self.config

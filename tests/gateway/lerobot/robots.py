@@ -15,6 +15,7 @@ import numpy as np
 from phalanx.clock import SystemClock
 from phalanx.gateway.grpc.front import GrpcFront
 from phalanx.gateway.lerobot import LeRobotService, LeRobotSettings, RobotView
+from phalanx.gateway.workers import Workers
 from phalanx.wire import lerobot as wire
 from phalanx.wire import robot_inference
 from tests.gateway.policy_servers import HOST, FakePolicyServer, Fleet, fleet
@@ -116,7 +117,9 @@ async def port(
 ) -> AsyncIterator[Port]:
     """Robots' ports in front of those servers."""
     async with fleet(*servers, model=model) as gateway, AsyncExitStack() as stack:
-        robots = LeRobotService(gateway.caller, SystemClock(), settings)
+        workers = Workers(2)
+        stack.callback(workers.close)
+        robots = LeRobotService(gateway.caller, workers, SystemClock(), settings)
         stack.push_async_callback(robots.close)
         addresses = []
         for index in range(num_ports):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from phalanx.errors import InvalidRequestError, NoServerError
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.inference import UpstreamError
 from phalanx.gateway.lerobot.settings import LeRobotSettings
+from phalanx.gateway.workers import Workers
 from phalanx.schema.observation import Observation
 from phalanx.wire.lerobot import (
     MAX_MESSAGE_BYTES,
@@ -46,17 +46,17 @@ class Chunk:
 
 
 class Policy:
-    """Belongs to the gateway's event loop; pickles are read on `threads`."""
+    """Belongs to the gateway's event loop; large pickles are read by `workers`."""
 
     def __init__(
         self,
         answers: Answers,
-        threads: ThreadPoolExecutor,
+        workers: Workers,
         settings: LeRobotSettings,
         ids: RequestIds,
     ) -> None:
         self._answers = answers
-        self._threads = threads
+        self._workers = workers
         self._settings = settings
         self._ids = ids
 
@@ -81,8 +81,7 @@ class Policy:
                 return horizon, width
 
     async def decode(self, data: bytes | memoryview) -> TimedObservation:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode_observation, data)
+        return await self._workers.run(lambda: decode_observation(data), len(data))
 
     async def chunk(self, instructions: PolicyInstructions, timed: TimedObservation) -> Chunk:
         observation = to_observation(instructions, timed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -19,6 +18,7 @@ from phalanx.gateway.lerobot.session import Session
 from phalanx.gateway.lerobot.sessions import Sessions
 from phalanx.gateway.lerobot.settings import LeRobotSettings
 from phalanx.gateway.traffic import Quantiles
+from phalanx.gateway.workers import Workers
 from phalanx.wire.lerobot import (
     EMPTY,
     SERVICE,
@@ -52,13 +52,13 @@ class LeRobotService:
     def __init__(
         self,
         answers: Answers,
+        workers: Workers,
         clock: Clock,
         settings: LeRobotSettings | None = None,
         ids: RequestIds | None = None,
     ) -> None:
         self._settings = settings or LeRobotSettings()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="lerobot")
-        self._policy = Policy(answers, self._threads, self._settings, ids or RequestIds())
+        self._policy = Policy(answers, workers, self._settings, ids or RequestIds())
         self._sessions = Sessions(
             lambda name: Session(name, self._policy, self._settings, clock), self._settings, clock
         )
@@ -120,7 +120,6 @@ class LeRobotService:
 
     async def close(self) -> None:
         await self._sessions.close()
-        self._threads.shutdown()
 
 
 class _Methods:

@@ -1,0 +1,40 @@
+"""LeRobot's clients at a whole gateway: its own port, further ones, and what it reports of robots."""
+
+from __future__ import annotations
+
+from tests.gateway.lerobot.robots import Robot, refused
+from tests.gateway.policy_servers import HOST, run
+from tests.gateway.whole import ProbedServer, asked, ready, running
+
+
+def test_robots_at_each_port_of_a_gateway():
+    async def scenario():
+        async with running(ProbedServer(), lerobot=True, lerobot_ports=(0, 0)) as gateway:
+            await ready(gateway, 1)
+            door = gateway._robots
+            ports = (gateway.grpc_port, *door.ports)
+            assert len(set(ports)) == 3
+            assert all(f"LeRobot at {HOST}:{port}" in gateway.announcement for port in door.ports)
+            for port in ports:
+                async with Robot(f"{HOST}:{port}") as robot:
+                    await robot.begin()
+                    await robot.send(timestep=3)
+                    assert (await robot.acted())[0].timestep == 3
+            report = await asked(gateway, "GET", "/v1/robots")
+            assert [robot["model"] for robot in report["robots"]] == ["pi05"] * 3
+            assert [robot["num_answered"] for robot in report["robots"]] == [1, 1, 1]
+            assert all(robot["latency_ms"]["p50"] > 0 for robot in report["robots"])
+
+    run(scenario())
+
+
+def test_without_the_flag_there_is_no_such_service():
+    async def scenario():
+        async with (
+            running(ProbedServer()) as gateway,
+            Robot(f"{HOST}:{gateway.grpc_port}") as robot,
+        ):
+            error = await refused(robot.ready())
+            assert error.code().name == "UNIMPLEMENTED"
+
+    run(scenario())
