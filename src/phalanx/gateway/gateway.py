@@ -57,7 +57,6 @@ class Gateway:
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._file = None if config.state_file is None else StateFile(config.state_file)
 
         registry = PoolRegistry(
             Publisher(secrets.token_hex(8)), clock, config.pool, mirrors=config.follow
@@ -76,14 +75,6 @@ class Gateway:
                 registry, clock, GatewayUrl.parse(config.follow), config.admin_key or config.api_key
             )
         )
-        if self._file is not None:
-            for saved in self._file.load():
-                endpoint = Endpoint.parse(saved.endpoint)
-                registry.restore(saved.model_name, endpoint, managed=saved.managed)
-        self._keeper = None if self._file is None else StateKeeper(registry, self._file)
-        for backend in config.backends:
-            registry.register_managed(backend.model_name, backend.endpoint)
-
         self._channels = Channels(
             self._grpc_endpoints,
             max_message_bytes=config.max_message_bytes,
@@ -110,6 +101,12 @@ class Gateway:
         self._robots = self._door(clock) if config.lerobot else None
         if self._robots is not None:
             self._robots.add_to(self._grpc, self.router)
+
+        # Last, since nothing would let go of its lock if something after it were refused.
+        self._file = None if config.state_file is None else StateFile(config.state_file)
+        self._keeper = None if self._file is None else StateKeeper(registry, self._file)
+        for backend in config.backends:
+            registry.register_managed(backend.model_name, backend.endpoint)
 
     @property
     def announcement(self) -> str:

@@ -36,14 +36,40 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateFile:
-    """Reads and writes `path`. Holds a lock on `path` + `.lock` until it is closed."""
+    """Reads and writes `path`. Holds a lock on `path` + `.lock` until it is closed.
+
+    `servers` are those that it held at first, none where there was no file. Raises
+    `ConfigurationError` where it cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock: IO[str] = _locked(path)
+        try:
+            self.servers = self._load()
+        except ConfigurationError:
+            self.close()
+            raise
 
-    def load(self) -> tuple[SavedServer, ...]:
-        """The servers that were saved last, none where there is no file yet."""
+    def save(self, servers: tuple[SavedServer, ...]) -> None:
+        """Replace the file; it holds the old servers or the new ones, also after a crash."""
+        text = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, servers)), indent=1)
+        beside = self._path.with_name(self._path.name + ".new")
+        with beside.open("wb") as file:
+            file.write(text + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _load(self) -> tuple[SavedServer, ...]:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -66,32 +92,20 @@ class StateFile:
             ) from None
         return document.servers
 
-    def save(self, servers: tuple[SavedServer, ...]) -> None:
-        """Replace the file; it holds the old servers or the new ones, also after a crash."""
-        text = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, servers)), indent=1)
-        beside = self._path.with_name(self._path.name + ".new")
-        with beside.open("wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def close(self) -> None:
-        self._lock.close()
-
 
 class StateKeeper:
-    """Writes the state file after each change of who is registered. `run` goes on until cancelled."""
+    """Restores the servers of the state file, and writes it after each change of who is registered.
+
+    `run` goes on until it is cancelled.
+    """
 
     def __init__(self, registry: PoolRegistry, file: StateFile) -> None:
         self._registry = registry
         self._file = file
-        self._written = saved_servers(registry.publisher.snapshot)
+        for saved in file.servers:
+            endpoint = Endpoint.parse(saved.endpoint)
+            registry.restore(saved.model_name, endpoint, managed=saved.managed)
+        self._written = file.servers
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
