@@ -84,7 +84,7 @@ class AdminApi:
     async def dashboard(self, request: HttpRequest) -> HttpResponse:
         headers = {
             "cache-control": "no-cache",
-            "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+            "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
             "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
             "frame-ancestors 'none'",
         }
