@@ -13,6 +13,7 @@ PhalanxError
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
 |  |- CaptureMismatchError               its node declares another step than it said to capture
+|  |- DeadlineExceededError (TimeoutError) there was no answer before the caller's deadline
 |  `- StreamStalledError                 its reader took nothing for too long
 |- WeightUpdateError (RuntimeError)      new weights: sent out of order, or incomplete; nothing changed
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
@@ -29,6 +30,7 @@ __all__ = [
     "CaptureMismatchError",
     "CheckpointError",
     "ConfigurationError",
+    "DeadlineExceededError",
     "EngineOverloadedError",
     "EngineUnavailableError",
     "InvalidInputError",
@@ -109,6 +111,10 @@ class CaptureMismatchError(RequestFailedError):
 
     Replaying would compute another step than the one that was planned.
     """
+
+
+class DeadlineExceededError(RequestFailedError, TimeoutError):
+    """The time that a client gave its request has passed; the request was cancelled."""
 
 
 class StreamStalledError(RequestFailedError):
