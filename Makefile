@@ -37,6 +37,7 @@ lint: setup
 
 test-long: setup
 	$(BIN)/python scripts/peer_env.py router
+	$(BIN)/python scripts/peer_env.py openpi
 	$(BIN)/python -m pytest -m long
 
 clean:
