@@ -38,6 +38,7 @@ lint: setup
 test-long: setup
 	$(BIN)/python scripts/peer_env.py router
 	$(BIN)/python scripts/peer_env.py openpi
+	$(BIN)/python scripts/peer_env.py openpi
 	$(BIN)/python -m pytest -m long
 
 clean:

@@ -1,39 +1,141 @@
 """Makes the environments of real peers that the long tests run against, beside the project's own.
 
-python scripts/peer_env.py router      makes .venv-router with sglang-router
-python scripts/peer_env.py openpi      makes .venv-openpi with openpi-client
+python scripts/peer_env.py router       makes .venv-router with sglang-router
+python scripts/peer_env.py openpi       makes .venv-openpi with openpi-client
+python scripts/peer_env.py lerobot04    makes .venv-lerobot04 with LeRobot 0.4.4's asynchronous client
+python scripts/peer_env.py lerobot06    makes .venv-lerobot06 with that of 0.6.1, which needs Python 3.12
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
-import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = {"router": ["sglang-router==0.3.2"], "openpi": ["openpi-client==0.1.2"]}
+NO_PYTHON = 3
+"""The exit status where there is no interpreter of the version that a peer needs."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`bare` packages are installed without what they ask for: LeRobot asks for far more than its
+    client loads, and for an earlier torch. `python` is the version that the peer needs.
+    """
+
+    packages: tuple[str, ...]
+    bare: tuple[str, ...] = ()
+    python: str | None = None
+
+
+PEERS = {
+    "router": Peer(("sglang-router==0.3.2",)),
+    "openpi": Peer(("openpi-client==0.1.2", "typing-extensions")),
+    # Versions are those that LeRobot 0.4.4 itself asks for, apart from torch. Its torchvision is the
+    # last one that can be loaded beside any build of torch; the client uses none of it.
+    "lerobot04": Peer(
+        (
+            "torch==2.13.0",
+            "numpy<2.3",
+            "grpcio==1.73.1",
+            "protobuf<6.32",
+            "draccus==0.10.0",
+            "huggingface-hub<0.36",
+            "accelerate<2",
+            "datasets<5",
+            "diffusers<0.36",
+            "av<16",
+            "imageio<3",
+            "deepdiff<9",
+            "pyserial<4",
+            "opencv-python-headless<5",
+            "einops<0.9",
+        ),
+        bare=("lerobot==0.4.4", "torchvision==0.16.2"),
+        python="3.11",
+    ),
+    "lerobot06": Peer(
+        (
+            "torch==2.13.0",
+            "numpy<2.3",
+            "grpcio<2",
+            "protobuf<8",
+            "draccus==0.11.6",
+            "huggingface-hub<2",
+            "opencv-python-headless<5",
+            "einops<0.9",
+        ),
+        bare=("lerobot==0.6.1", "torchvision==0.28.0"),
+        python="3.12",
+    ),
+}
+
+
+class NoPythonError(Exception):
+    """There is no interpreter of the version that a peer needs."""
 
 
 def make(name: str) -> Path:
-    """The interpreter of the peer's environment, which is made where it is missing."""
+    """The interpreter of the peer's environment, which is made where it is missing.
+
+    Raises `NoPythonError` where it cannot be made for want of an interpreter.
+    """
+    peer = PEERS[name]
     directory = ROOT / f".venv-{name}"
     python = directory / "bin" / "python"
     stamp = directory / ".installed"
-    wanted = "\n".join(PEERS[name])
+    wanted = "\n".join((*peer.packages, *peer.bare))
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
-    venv.create(directory, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS[name]], check=True)
+    base = sys.executable if peer.python is None else find_python(peer.python)
+    subprocess.run([base, "-m", "venv", "--clear", directory], check=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *peer.packages], check=True)
+    if peer.bare:
+        subprocess.run([*install, "--no-deps", *peer.bare], check=True)
     stamp.write_text(wanted)
     return python
 
 
+def find_python(version: str) -> str:
+    """An interpreter of `version`, on the path or among pyenv's. Raises `NoPythonError`."""
+    for candidate in _candidates(version):
+        command = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode == 0 and answer.stdout.strip() == version:
+            return candidate
+    raise NoPythonError(
+        f"there is no python{version} here, on the path or among pyenv's; install one"
+    )
+
+
+def _candidates(version: str) -> Iterator[str]:
+    for name in (sys.executable, f"python{version}"):
+        found = shutil.which(name)
+        if found is not None:
+            yield found
+    pyenv = shutil.which("pyenv")
+    if pyenv is not None:
+        root = subprocess.run([pyenv, "root"], capture_output=True, text=True, check=False)
+        places = Path(root.stdout.strip()).glob(f"versions/{version}.*/bin/python{version}")
+        yield from sorted(map(str, places), reverse=True)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("peer", choices=sorted(PEERS))
-    sys.stdout.write(f"{make(parser.parse_args().peer)}\n")
+    try:
+        python = make(parser.parse_args().peer)
+    except NoPythonError as error:
+        sys.stderr.write(f"{error}\n")
+        return NO_PYTHON
+    sys.stdout.write(f"{python}\n")
     return 0
 
 

@@ -39,6 +39,8 @@ KEYS = [
         for part in dataclasses.fields(ParallelConfig)
         for f in dataclasses.fields(part.default_factory)
     ),
+    ("adapter.factory", None),
+    ("adapter.args.*", None),
     *((f"log.{f.name}", f.default) for f in msgspec.structs.fields(LogSection)),
     *((f.name, f.default) for f in dataclasses.fields(CausalLMArgs)),
 ]

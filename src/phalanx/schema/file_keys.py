@@ -19,11 +19,12 @@ def check_keys(mapping: Mapping[object, object], record: type, source: str, path
         if key not in fields:
             raise unknown_key(str(key), tuple(fields), source, path)
         kind = fields[str(key)]
-        if isinstance(kind, type) and _is_record(kind) and isinstance(value, dict):
+        if isinstance(kind, type) and is_record(kind) and isinstance(value, dict):
             check_keys(value, kind, source, f"{path}{key}.")
 
 
-def _is_record(kind: type) -> bool:
+def is_record(kind: type) -> bool:
+    """Whether values of this type have fields by name."""
     return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -12,7 +12,7 @@ import msgspec
 
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.schema.file_keys import readable, unknown_key
+from phalanx.schema.file_keys import check_keys, is_record, readable, unknown_key
 
 A = TypeVar("A", bound=EntryArgs)
 
@@ -41,8 +41,7 @@ def build_plugin_args(args_cls: type[A], values: Mapping[str, object], source: s
         raise ConfigurationError(f"{source}: {keys} must be given")
     hints = get_type_hints(args_cls)
     converted = {
-        name: _converted(value, hints[name], f"{source}: plugin_args.{name}")
-        for name, value in values.items()
+        name: _converted(value, hints[name], name, source) for name, value in values.items()
     }
     try:
         return args_cls(**converted)
@@ -50,20 +49,33 @@ def build_plugin_args(args_cls: type[A], values: Mapping[str, object], source: s
         raise ConfigurationError(f"{source}: plugin_args: {error}") from error
 
 
-def _converted(value: object, hint: object, where: str) -> object:
+def _converted(value: object, hint: object, name: str, source: str) -> object:
+    where = f"{source}: plugin_args.{name}"
+    kinds = _writable(hint)
+    if not kinds:
+        raise ConfigurationError(f"{where}: a function cannot be written in a file; leave it out")
+    for kind in kinds:
+        if isinstance(kind, type) and isinstance(value, dict) and is_record(kind):
+            check_keys(value, kind, source, f"plugin_args.{name}.")
     try:
-        return msgspec.convert(value, _plain(hint), dec_hook=_decode)
+        return msgspec.convert(value, Union[kinds], dec_hook=_decode)  # noqa: UP007
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {readable(error)} (it is {value!r})") from None
     except NotImplementedError as error:
         raise ConfigurationError(f"{where}: {error}") from None
 
 
-def _plain(hint: object) -> object:
-    """`hint` without a `Path` that stands beside `str`: a file's value for it is a string."""
-    if get_origin(hint) in (types.UnionType, Union) and str in get_args(hint):
-        return Union[tuple(kind for kind in get_args(hint) if kind is not Path)]  # noqa: UP007
-    return hint
+def _writable(hint: object) -> tuple[object, ...]:
+    """The types of `hint` that a file's value can have: no functions, and no `Path` beside `str`,
+    since such a value is a string."""
+    kinds = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+    return tuple(
+        kind
+        for kind in kinds
+        if get_origin(kind) is not Callable
+        and kind is not Callable
+        and not (kind is Path and str in kinds)
+    )
 
 
 def _decode(kind: type, value: object) -> object:

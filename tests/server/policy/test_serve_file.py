@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from phalanx import Engine
 from phalanx.cli.main import main
+from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
 from phalanx.plugin import PolicyAdapter
+from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.serve_config import parse_serve_config
 from phalanx.schema.yaml_text import parse_yaml
 from phalanx.server.backends.pi05 import PI05Backend
@@ -176,6 +181,31 @@ def test_config_says_what_engine_and_parallel_say():
     assert (config.engine.device, config.engine.dtype) == ("cuda:1", "bfloat16")
     assert (config.engine.num_threads, config.engine.seed) == (2, 7)
     assert config.parallel.dense.tp_size == 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class ManyArgs(EntryArgs):
+    sizes: Sizes | None = None
+    rename: Callable[[str], str] | Mapping[str, str] | None = None
+    hook: Callable[[], None] = print
+
+
+def test_arguments_of_a_plugin_may_hold_others_and_functions_may_not_be_written():
+    values = {"sizes": {"heads": 3}, "rename": {"a": "b"}}
+    assert build_plugin_args(ManyArgs, values, "a.yaml") == ManyArgs(Sizes(3), {"a": "b"})
+    for key, value, message in (
+        ("sizes", {"head": 3}, "unknown key plugin_args.sizes.head; did you mean"),
+        ("sizes", {"heads": "3"}, "plugin_args.sizes: heads: expected `int`, got `str`"),
+        ("rename", 3, "plugin_args.rename: expected `object | null`, got `int`"),
+        ("hook", "print", "plugin_args.hook: a function cannot be written in a file"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            build_plugin_args(ManyArgs, {key: value}, "a.yaml")
 
 
 def test_the_adapter_of_another_model_is_refused():
