@@ -12,10 +12,12 @@ from phalanx.models.pi.entry import PiEntry
 from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request, check_state
 from phalanx.models.pi.service import PolicyService
+from phalanx.models.pi.serving import PiServing
 from phalanx.models.pi0.args import PI0Args
 from phalanx.models.pi0.config import PI0_BASE
 from phalanx.models.pi0.expert import PI0Expert
 from phalanx.models.pi0.request import PI0Request
+from phalanx.plugin import PolicyAdapter
 from phalanx.schema.limits import Limits
 
 
@@ -46,6 +48,13 @@ class PI0Entry(PiEntry):
         """Refuse wrong shapes and dtypes, numbers that are not finite, and tokens out of range."""
         check_pi_request(request, limits)
         check_state(request.state, len(request.input_ids), limits)
+
+    @classmethod
+    def policy(cls, args: PI0Args, settings: Mapping[str, Any]) -> PolicyAdapter:
+        from phalanx.models.pi0.serving import PI0Serving
+
+        shapes = args.inputs_image_shape
+        return PI0Serving(PiServing(PI0, options_of(args), shapes, settings))
 
     def load(self, args: PI0Args) -> PolicyService:
         return build_service(load_policy(PI0, options_of(args)), args.max_batch_size)

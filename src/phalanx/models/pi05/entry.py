@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from phalanx.models.pi.args import vision_dtype
 from phalanx.models.pi.building import PolicyKind, PolicyOptions, build_service, load_policy
@@ -12,10 +14,12 @@ from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request
 from phalanx.models.pi.rollout import check_rollout_request
 from phalanx.models.pi.service import PolicyService
+from phalanx.models.pi.serving import PiServing
 from phalanx.models.pi05.args import PI05Args
 from phalanx.models.pi05.config import PI05_BASE
 from phalanx.models.pi05.expert import PI05Expert
 from phalanx.models.pi05.request import PI05Request, PI05RolloutRequest
+from phalanx.plugin import PolicyAdapter
 from phalanx.schema.limits import Limits
 
 PI05 = PolicyKind(PI05_BASE, PI05Expert, cameras_of)
@@ -37,6 +41,13 @@ class PI05Entry(PiEntry):
             return
         noise, valued = request.step_noise, request.compute_values
         check_rollout_request(request, request.sigmas, noise, limits, compute_values=valued)
+
+    @classmethod
+    def policy(cls, args: PI05Args, settings: Mapping[str, Any]) -> PolicyAdapter:
+        from phalanx.models.pi05.serving import PI05Serving
+
+        shapes = args.inputs_image_shape
+        return PI05Serving(PiServing(PI05, options_of(args), shapes, settings))
 
     def load(self, args: PI05Args) -> PolicyService:
         has_value = args.config is not None and args.config.add_value_head

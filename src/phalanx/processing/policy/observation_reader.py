@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.errors import InvalidRequestError
-from phalanx.processing.policy.camera_names import CameraNames
+from phalanx.processing.policy.camera_names import CameraNames, short_name
 from phalanx.processing.policy.stock_resize import stock_resize
 from phalanx.processing.policy.transition import STATE, Transition
 from phalanx.schema.observation import Observation
@@ -25,6 +25,7 @@ class ObservationReader:
     """`cameras`: (channels, height, width) by the checkpoint's name. `sizes`: (height, width) that
     images must have, by the same names; a camera that is not in it may send any. `state_names`:
     inputs that make up the state. `inputs`: further inputs that the policy reads itself.
+    `all_cameras`: refuse an observation that lacks one.
     """
 
     names: CameraNames
@@ -33,6 +34,7 @@ class ObservationReader:
     state_dim: int | None
     state_names: Sequence[str] = ()
     inputs: Sequence[str] = ()
+    all_cameras: bool = False
 
     def read(self, observation: Observation) -> Transition:
         """Images as float in [0, 1], and the state, each with a row for each of the observation's.
@@ -53,10 +55,12 @@ class ObservationReader:
 
     def _images(self, observation: Observation) -> dict[str, Tensor]:
         found = self.names.by_key(observation.images)
-        if self.cameras and not found:
-            wanted = ", ".join(map(repr, self.names.shown))
+        missing = [key for key in self.cameras if key not in found]
+        if missing and (self.all_cameras or not found):
             raise InvalidRequestError(
-                f"there is no image; this policy takes {wanted}, and needs at least one of them",
+                f"there is no image of {', '.join(map(short_name, missing))}; this policy takes "
+                f"{', '.join(self.names.shown)}, and needs "
+                f"{'all' if self.all_cameras else 'at least one'} of them",
                 field="images",
             )
         stock = observation.parameters.get(LEROBOT) is not None

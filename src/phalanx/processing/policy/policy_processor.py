@@ -20,9 +20,10 @@ from phalanx.processing.policy.normalizer import Normalizer
 from phalanx.processing.policy.observation_reader import ObservationReader
 from phalanx.processing.policy.pipeline import Processors
 from phalanx.processing.policy.processor_files import read_processors
+from phalanx.processing.policy.relative import RelativeActions
 from phalanx.processing.policy.rename import RenameObservations
 from phalanx.processing.policy.step import Surroundings
-from phalanx.processing.policy.transition import ACTION, STATE, Transition
+from phalanx.processing.policy.transition import STATE, Transition
 from phalanx.schema.observation import Actions, Observation, PolicyInfo
 
 
@@ -42,13 +43,13 @@ class PolicyProcessor:
         settings: AdapterSettings,
         *,
         sizes: Sequence[tuple[int, int]] = (),
-        exact_sizes: bool = False,
+        strict_cameras: bool = False,
         inputs: Sequence[str] = (),
     ) -> PolicyProcessor:
         """Read the checkpoint's processors; its weights are not needed.
 
-        `sizes`: (height, width) that images must have, in the order of the cameras; `exact_sizes`:
-        those of the checkpoint. `inputs`: names of further arrays that the policy's own adapter
+        `sizes`: (height, width) that images must have, in the order of the cameras; with
+        `strict_cameras` those of the checkpoint, all of whose cameras must then be there. `inputs`: names of further arrays that the policy's own adapter
         reads. Raises `CheckpointError` naming file
         and step, `ConfigurationError` for settings that the checkpoint does not fit.
         """
@@ -56,7 +57,7 @@ class PolicyProcessor:
         tokenizer_dir = None if settings.tokenizer_dir is None else Path(settings.tokenizer_dir)
         processors = read_processors(Surroundings(directory, tokenizer_dir, device="cpu"))
         names = CameraNames(features.cameras, settings.image_names, _renamed(processors))
-        if exact_sizes:
+        if strict_cameras:
             sizes = [(height, width) for _, height, width in features.cameras.values()]
         state_dim = _state_dim(features, processors, settings.state_dim)
         reader = ObservationReader(
@@ -66,6 +67,7 @@ class PolicyProcessor:
             state_dim=state_dim,
             state_names=tuple(settings.state_names),
             inputs=tuple(inputs),
+            all_cameras=strict_cameras,
         )
         info = PolicyInfo(
             policy=features.policy,
@@ -89,7 +91,7 @@ class PolicyProcessor:
         values = done.actions[:, : observation.horizon, : self.info.action_dim].numpy()
         return Actions(values if observation.batched else values[0])
 
-    def normalized_actions(self, actions: Tensor) -> Tensor:
+    def normalized_actions(self, actions: Tensor, observation: Observation) -> Tensor:
         """Actions in the robot's units as the policy gives them, for what it is to go on from.
 
         Raises `InvalidRequestError` where they have another width than the checkpoint's.
@@ -100,10 +102,13 @@ class PolicyProcessor:
                 f"{self.features.action_dim}",
                 field="rtc",
             )
+        state = self._reference_state(observation)
+        seen = Transition({} if state is None else {STATE: state}, actions=actions)
         for step in self.processors.before.steps:
-            if isinstance(step, Normalizer):
-                actions = step.scale(ACTION, actions)
-        return actions
+            if isinstance(step, RelativeActions | Normalizer):
+                seen = step(seen)
+        assert seen.actions is not None
+        return seen.actions
 
     def _reference_state(self, observation: Observation) -> Tensor | None:
         """The state that relative actions are relative to: the robot's own."""
