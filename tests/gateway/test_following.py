@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from phalanx.errors import ConfigurationError
-from phalanx.gateway.following import GatewayUrl
+from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.routing.endpoint import Endpoint
 from phalanx.wire import robot_inference as wire
 from tests.gateway.policy_servers import HOST, infer, request, run

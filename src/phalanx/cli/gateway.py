@@ -189,6 +189,9 @@ def gateway(
     access_log: Annotated[
         bool, typer.Option("--access-log", help="One line a request.", rich_help_panel=_LOG)
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate, print what would run, listen nowhere.")
+    ] = False,
 ) -> None:
     """Put one address in front of many servers, and send each request to the least busy one.
 
@@ -232,7 +235,11 @@ def gateway(
         access_log=access_log,
         pool=policy,
     )
-    log.configure(_level(log_level), json=log_json)
+    level = _level(log_level)
+    if check:
+        print(config.description)
+        return
+    log.configure(level, json=log_json)
     from phalanx.gateway.main import run_gateway
 
     run_gateway(config, on_ready=lambda gateway: print(gateway.announcement, flush=True))

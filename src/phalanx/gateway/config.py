@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.errors import ConfigurationError
+from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.routing.endpoint import MAX_PORT, Endpoint, parse_listener
 from phalanx.routing.pool_policy import PoolPolicy
 from phalanx.routing.pool_registry import check_model_name
@@ -114,6 +115,22 @@ class GatewayConfig:
         hosts = {self.grpc_listener[0], self.http_host}
         return tuple(sorted(host for host in hosts if not host.startswith(LOOPBACK)))
 
+    @property
+    def description(self) -> str:
+        """What would run, a line each."""
+        lines = [f"gRPC on {self.grpc_address}", f"HTTP on {self.http_host}:{self.http_port}"]
+        lines += [f"{each.model_name} at {each.endpoint}" for each in self.backends]
+        if self.lerobot:
+            ports = "".join(f", {port}" for port in self.lerobot_ports)
+            lines.append(f"LeRobot at {self.lerobot_fps:g} actions a second{ports}")
+        if self.state_file is not None:
+            lines.append(f"servers kept in {self.state_file}")
+        if self.follow is not None:
+            lines.append(f"servers of {self.follow}")
+        keys = [name for name, key in (("API", self.api_key), ("admin", self.admin_key)) if key]
+        lines.append(f"{' and '.join(keys)} key" if keys else "no key: open to whoever reaches it")
+        return "\n".join(lines)
+
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("--tls-cert", "--tls-key")
@@ -125,6 +142,8 @@ class GatewayConfig:
                 raise ConfigurationError(f"{flag} {path} is not a file")
 
     def _check_follow(self) -> None:
+        if self.follow is not None:
+            GatewayUrl.parse(self.follow)
         if self.follow is not None and self.backends:
             raise ConfigurationError(
                 "--follow takes its servers from the other gateway; give --backend to that one"

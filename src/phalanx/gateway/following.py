@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from urllib.parse import urlsplit
 
 import msgspec
 
 from phalanx.clock import Clock
 from phalanx.errors import ConfigurationError, MalformedRequestError
 from phalanx.gateway.alarm import Alarm
+from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.gateway.http_get import get
 from phalanx.routing.endpoint import Endpoint
 from phalanx.routing.pool_registry import PoolRegistry
@@ -38,25 +38,6 @@ class _LeaderPool(msgspec.Struct, frozen=True):
     epoch: str
     revision: int
     servers: tuple[_LeaderServer, ...]
-
-
-class GatewayUrl(msgspec.Struct, frozen=True):
-    """Where another gateway's HTTP side is."""
-
-    host: str
-    port: int
-    tls: bool
-
-    @classmethod
-    def parse(cls, text: str) -> GatewayUrl:
-        parts = urlsplit(text)
-        if parts.scheme not in ("http", "https") or parts.path.strip("/") or parts.query:
-            raise ConfigurationError(
-                f"--follow {text!r} must be http://HOST:PORT or https://HOST:PORT, the HTTP address"
-                " of another gateway"
-            )
-        endpoint = Endpoint.parse("http://" + parts.netloc)
-        return cls(endpoint.host, endpoint.port, parts.scheme == "https")
 
 
 class Follower:
