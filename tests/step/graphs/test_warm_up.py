@@ -11,7 +11,7 @@ from phalanx.device.operators.torch_operators import TorchOperators
 from phalanx.errors import ConfigurationError
 from phalanx.step.engine import StepEngine
 from phalanx.step.graphs.capture_config import CaptureConfig
-from phalanx.step.graphs.compiling import compiled
+from phalanx.step.graphs.compiling import CompiledForward, compiled
 from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.lease import BufferClaim
 from phalanx.step.outputs import Column, NodeOutputs
@@ -209,6 +209,31 @@ def test_a_cpu_compiles_nothing():
     bench.step("a", "b")
     assert node.eager == [("a", "b")]
     assert compiled(node.forward, bench.engine.backend, captured=True) == node.forward
+
+
+def test_an_eager_forward_is_compiled_once_captures_are_made_without_it():
+    """Nothing is computed by it here, so no compiler runs."""
+
+    class Compiled(Doubler):
+        compiles = True
+
+    class Elsewhere(CpuBackend):
+        device = torch.device("cuda")
+
+    node = Compiled(CaptureConfig(WALK, Shapes(rows=(1,))))
+    engine = StepEngine(Elsewhere(capture="tape"))
+    engine.load_model({NODE: node}, ())
+    graphs = engine._nodes[NODE].graphs
+    kinds = []
+
+    def compute(x):
+        kinds.append(isinstance(graphs._forward_batched, CompiledForward))
+        return x * 2
+
+    node.compute = compute
+    assert sizes(engine.warm_up()[NODE]) == [(1, 1)]
+    assert kinds and not any(kinds)
+    assert isinstance(graphs._forward_batched, CompiledForward)
 
 
 def test_dropped_captures_are_made_again():
