@@ -11,7 +11,7 @@ from phalanx.device.operators.torch_operators import TorchOperators
 from phalanx.errors import ConfigurationError
 from phalanx.step.engine import StepEngine
 from phalanx.step.graphs.capture_config import CaptureConfig
-from phalanx.step.graphs.compiling import CompiledForward, compiled
+from phalanx.step.graphs.compiling import compiled
 from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.lease import BufferClaim
 from phalanx.step.outputs import Column, NodeOutputs
@@ -211,29 +211,26 @@ def test_a_cpu_compiles_nothing():
     assert compiled(node.forward, bench.engine.backend, captured=True) == node.forward
 
 
-def test_an_eager_forward_is_compiled_once_captures_are_made_without_it():
-    """Nothing is computed by it here, so no compiler runs."""
+def test_eager_forwards_are_compiled_behind_all_captures():
+    log = []
 
     class Compiled(Doubler):
-        compiles = True
+        @property
+        def compiles(self):
+            log.append("compile")
+            return True
 
-    class Elsewhere(CpuBackend):
-        device = torch.device("cuda")
-
-    node = Compiled(CaptureConfig(WALK, Shapes(rows=(1,))))
-    engine = StepEngine(Elsewhere(capture="tape"))
-    engine.load_model({NODE: node}, ())
-    graphs = engine._nodes[NODE].graphs
-    kinds = []
-
-    def compute(x):
-        kinds.append(isinstance(graphs._forward_batched, CompiledForward))
-        return x * 2
-
-    node.compute = compute
-    assert sizes(engine.warm_up()[NODE]) == [(1, 1)]
-    assert kinds and not any(kinds)
-    assert isinstance(graphs._forward_batched, CompiledForward)
+    nodes = {}
+    for name in ("one", "two"):
+        node = nodes[name] = Compiled(CaptureConfig(WALK, Shapes(rows=(1,))))
+        node.compute = lambda x: log.append("compute") or x * 2
+    engine = StepEngine(CpuBackend(capture="tape"))
+    engine.load_model(nodes, ())
+    log.clear()
+    assert [sizes(report) for report in engine.warm_up().values()] == [[(1, 1)]] * 2
+    first = log.index("compile")
+    assert "compute" in log[:first]
+    assert log[first:] == ["compile"] * 2
 
 
 def test_dropped_captures_are_made_again():
