@@ -265,3 +265,33 @@ def test_stopping_ends_the_wait():
             await gateway.wait()
 
     run(scenario())
+
+
+@pytest.mark.long
+def test_r95_a_slow_server_beside_a_fast_one_gets_few_of_the_requests():
+    """0.5 s and 0.02 s a request, 8 in flight, 200 requests."""
+
+    async def scenario():
+        slow, fast = ProbedServer(), ProbedServer()
+
+        def taking(seconds: float):
+            async def behave(data, context):
+                await asyncio.sleep(seconds)
+                return answer_to(data)
+
+            return behave
+
+        slow.behave, fast.behave = taking(0.5), taking(0.02)
+        async with running(slow, fast) as gateway, channel(gateway) as client:
+            await ready(gateway, 2)
+            left = iter(range(200))
+
+            async def robot() -> None:
+                for number in left:
+                    await (await infer(client, request(f"r-{number}")))
+
+            await asyncio.gather(*(robot() for _ in range(8)))
+            assert len(slow.requests) + len(fast.requests) == 200
+            assert len(slow.requests) <= 15
+
+    run(scenario())
