@@ -107,9 +107,6 @@ def describe(plan: ServePlan) -> str:
     """
     config = plan.engine.config
     assert config is not None and dataclasses.is_dataclass(plan.engine.plugin_args)
-    server = msgspec.to_builtins(plan.server)
-    if server["api_key"] is not None:
-        server["api_key"] = "(set)"
     document: dict[str, Any] = {
         "plugin": plan.engine.plugin,
         "plugin_args": {
@@ -123,7 +120,7 @@ def describe(plan: ServePlan) -> str:
         },
         "deployment": msgspec.to_builtins(plan.deployment),
         "parallel": dataclasses.asdict(config.parallel),
-        "server": server,
+        "server": plan.server.shown(),
         **({} if plan.policy is None else {"adapter": msgspec.to_builtins(plan.adapter)}),
         "log": {"level": plan.log.effective_level, "file": plan.log.file},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     The rest is for robot policies. A message larger than `max_message_bytes` is refused. A stop
     waits `grace_seconds` for running requests. `workers` threads prepare observations and finish
     actions. `exclusive`: one whole request at a time. The server registers itself at `gateway`
-    (HOST:PORT) as `advertise` (None: the address that it listens on).
+    (HOST:PORT), which asks for `gateway_key` if it has one, as `advertise` (None: the address that
+    it listens on).
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: int = 2
     exclusive: bool = False
     gateway: str | None = None
+    gateway_key: str | None = None
     advertise: str | None = None
 
     def __post_init__(self) -> None:
@@ -69,10 +72,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigurationError("api_key is empty; give a key or leave it out")
         _check_names(self.served_model_name, self.model_name)
-        if self.advertise is not None and self.gateway is None:
-            raise ConfigurationError(
-                f"advertise={self.advertise!r} is told to a gateway; give gateway, or leave it out"
-            )
+        for name, told in (("advertise", self.advertise), ("gateway_key", self.gateway_key)):
+            if told is not None and self.gateway is None:
+                raise ConfigurationError(
+                    f"{name} is told to a gateway; give gateway too, or leave it out"
+                )
         for name, value in (
             ("max_request_bytes", self.max_request_bytes),
             ("retry_after_s", self.retry_after_s),
@@ -94,6 +98,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def public_name(self) -> str | None:
         """The model's name to clients, where one is given."""
         return self.served_model_name or self.model_name
+
+    def shown(self) -> dict[str, Any]:
+        """The fields by name, without secrets."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("api_key", "gateway_key"):
+            fields[name] = None if fields[name] is None else "(set)"
+        return fields
 
 
 def _check_port(name: str, port: int | None) -> None:

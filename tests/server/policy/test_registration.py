@@ -35,11 +35,18 @@ INTERVAL_S = 0.02
 class Registry:
     """A gateway's registry that says what comes to it; `known` are the servers of its leases."""
 
-    def __init__(self, prefix: str, *, refuse: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        *,
+        refuse: Callable[[], bool] = lambda: False,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self.events: queue.Queue[tuple[str, object]] = queue.Queue()
         self.known: set[str] = set()
         self._prefix = prefix
         self._refuse = refuse
+        self._interval_s = interval_s
 
     def register(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         registration = decode_registration(data)
@@ -49,7 +56,7 @@ class Registry:
         server_id = f"{self._prefix}-{len(self.known)}"
         self.known.add(server_id)
         self.events.put(("registered", registration))
-        return encode_registration_answer(RegistrationAnswer(True, server_id, INTERVAL_S))
+        return encode_registration_answer(RegistrationAnswer(True, server_id, self._interval_s))
 
     def heartbeat(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         server_id = decode_heartbeat(data)
@@ -112,13 +119,24 @@ def test_a_server_that_is_forgotten_registers_again(port):
 
 
 def test_a_gateway_that_is_started_anew_gets_to_know_the_server_again(port):
-    first, second = Registry("first"), Registry("second")
-    with serving(gateway=f"127.0.0.1:{port}") as server:
+    """Long before the next heartbeat is due: the lost connection tells."""
+    first, second = Registry("first", interval_s=3600.0), Registry("second")
+    offer = Registration("127.0.0.1:1", "pi05")
+
+    async def register() -> None:
+        registering = asyncio.create_task(
+            SelfRegistration(f"127.0.0.1:{port}", offer, retry_s=0.001).run()
+        )
         with gateway(first, port):
-            first.next("heartbeat")
+            assert await asyncio.to_thread(first.next, "registered") == offer
         with gateway(second, port):
-            assert second.next("registered") == Registration(server.address, "fake")
-            assert second.next("heartbeat") in {"first-0", "second-0"}
+            assert await asyncio.to_thread(second.next, "heartbeat") == "first-0"
+            assert await asyncio.to_thread(second.next, "registered") == offer
+            assert await asyncio.to_thread(second.next, "heartbeat") == "second-0"
+        registering.cancel()
+        await asyncio.wait((registering,))
+
+    asyncio.run(register())
 
 
 def test_a_refusal_is_tried_again_and_said_once(port, caplog):

@@ -75,6 +75,14 @@ def test_r98_the_documents_file_is_taken_as_it_is(check):
     assert check(out) == (0, out)
 
 
+def test_keys_are_not_shown(check):
+    keys = "{api_key: secret-1, gateway: 'h:1', gateway_key: secret-2}"
+    code, out = check(f"plugin: fake_policy\nserver: {keys}")
+    assert code == 0, out
+    assert "secret" not in out
+    assert out.count("_key: (set)") == 2
+
+
 def test_r98_two_servers_of_a_machine_differ_by_their_ports(check):
     ports = [
         parse_yaml(check(DOCUMENT, "--port", port)[1], "out")["server"]["port"]
@@ -118,7 +126,7 @@ def test_the_port_is_that_of_the_kind_of_model(check, plugin, port):
             "plugin: fake_policy\nserver: {gateway: 'h:1', host: 0.0.0.0}",
             "give server.advertise=HOST:PORT",
         ),
-        ("plugin: fake_policy\nserver: {advertise: 'h:1'}", "give gateway, or leave it out"),
+        ("plugin: fake_policy\nserver: {advertise: 'h:1'}", "give gateway too, or leave it out"),
         ("plugin: fake_policy\nserver: {port: 5, http_port: 5}", "are the same port"),
         ("plugin: fake_policy\nserver: {role: decode}", "needs a plugin that serves text"),
         (

@@ -40,9 +40,16 @@ class SelfRegistration:
     """Registers `registration` at `gateway` (HOST:PORT) until it is cancelled."""
 
     def __init__(
-        self, gateway: str, registration: Registration, *, retry_s: float = RETRY_S
+        self,
+        gateway: str,
+        registration: Registration,
+        *,
+        key: str | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
+        """`key` is the gateway's own, sent as a bearer token."""
         self._gateway = gateway
+        self._metadata = () if key is None else (("authorization", f"Bearer {key}"),)
         self._registration = registration
         self._retry_s = retry_s
         self._trouble = ""
@@ -65,7 +72,7 @@ class SelfRegistration:
 
     async def _register(self, channel: grpc.aio.Channel) -> RegistrationAnswer:
         data = encode_registration(self._registration)
-        answer = decode_registration_answer(await _call(channel, REGISTER, data))
+        answer = decode_registration_answer(await self._call(channel, REGISTER, data))
         if answer.accepted:
             self._trouble = ""
             logger.info(
@@ -79,20 +86,29 @@ class SelfRegistration:
     async def _keep_alive(self, channel: grpc.aio.Channel, answer: RegistrationAnswer) -> None:
         """Heartbeats, until the gateway says that it does not know the server.
 
-        One that does not arrive may be followed by one that does, before the lease ends.
+        One that does not arrive may be followed by one that does, before the lease ends. When the
+        connection is lost the next one is sent at once: the gateway may have been started anew.
         """
         beat = encode_heartbeat(answer.server_id)
-        while True:
-            await asyncio.sleep(answer.heartbeat_interval_s)
-            try:
-                known = decode_heartbeat_answer(await _call(channel, HEARTBEAT, beat))
-            except grpc.aio.AioRpcError as error:
-                self._say(f"{error.code().name}: {error.details()}")
-                continue
-            self._trouble = ""
-            if not known.registered:
-                logger.info("%s does not know this server any more", self._gateway)
-                return
+        lost = _lost(channel)
+        try:
+            while True:
+                await asyncio.wait((lost,), timeout=answer.heartbeat_interval_s)
+                try:
+                    known = decode_heartbeat_answer(await self._call(channel, HEARTBEAT, beat))
+                except grpc.aio.AioRpcError as error:
+                    self._say(f"{error.code().name}: {error.details()}")
+                    await asyncio.sleep(self._retry_s)
+                    continue
+                self._trouble = ""
+                if not known.registered:
+                    logger.info("%s does not know this server any more", self._gateway)
+                    return
+                if lost.done():
+                    lost = _lost(channel)
+        finally:
+            lost.cancel()
+            await asyncio.wait((lost,))
 
     def _say(self, trouble: str) -> None:
         """Once for the same trouble."""
@@ -100,7 +116,11 @@ class SelfRegistration:
             self._trouble = trouble
             logger.warning("cannot register at %s, trying on: %s", self._gateway, trouble)
 
+    async def _call(self, channel: grpc.aio.Channel, path: str, data: bytes) -> bytes:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+        return await call(data, timeout=TIMEOUT_S, metadata=self._metadata)
 
-async def _call(channel: grpc.aio.Channel, path: str, data: bytes) -> bytes:
-    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
-    return await call(data, timeout=TIMEOUT_S)
+
+def _lost(channel: grpc.aio.Channel) -> asyncio.Task[None]:
+    """Ends when the channel is not connected (any more)."""
+    return asyncio.create_task(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))

@@ -151,7 +151,8 @@ class PolicyServer:
         if gateway is None:
             return []
         offer = Registration(self._config.advertise or address, self._name)
-        return [asyncio.create_task(SelfRegistration(gateway, offer).run())]
+        registering = SelfRegistration(gateway, offer, key=self._config.gateway_key)
+        return [asyncio.create_task(registering.run())]
 
 
 def _blank(info: PolicyInfo) -> Observation:

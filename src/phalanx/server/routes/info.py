@@ -66,11 +66,9 @@ class InfoRoutes:
         engine, limits = self._engine, self._engine.limits
         topology = engine.config.parallel
         parallel = topology.resolve(topology.infer_replica_world_size())
-        config = msgspec.to_builtins(self._config)
-        config["api_key"] = None if config["api_key"] is None else "(set)"
         facts: dict[str, Any] = {
             **self._model(),
-            **config,
+            **self._config.shown(),
             "served_model_name": self._models.name,
             "plugin": engine.plugin.name,
             "device": engine.config.device.target,
