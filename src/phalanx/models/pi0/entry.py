@@ -12,7 +12,6 @@ from phalanx.models.pi.entry import PiEntry
 from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request, check_state
 from phalanx.models.pi.service import PolicyService
-from phalanx.models.pi.serving import PiServing
 from phalanx.models.pi0.args import PI0Args
 from phalanx.models.pi0.config import PI0_BASE
 from phalanx.models.pi0.expert import PI0Expert
@@ -51,6 +50,7 @@ class PI0Entry(PiEntry):
 
     @classmethod
     def policy(cls, args: PI0Args, settings: Mapping[str, Any]) -> PolicyAdapter:
+        from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi0.serving import PI0Serving
 
         shapes = args.inputs_image_shape

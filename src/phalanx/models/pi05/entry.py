@@ -14,7 +14,6 @@ from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request
 from phalanx.models.pi.rollout import check_rollout_request
 from phalanx.models.pi.service import PolicyService
-from phalanx.models.pi.serving import PiServing
 from phalanx.models.pi05.args import PI05Args
 from phalanx.models.pi05.config import PI05_BASE
 from phalanx.models.pi05.expert import PI05Expert
@@ -44,6 +43,7 @@ class PI05Entry(PiEntry):
 
     @classmethod
     def policy(cls, args: PI05Args, settings: Mapping[str, Any]) -> PolicyAdapter:
+        from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi05.serving import PI05Serving
 
         shapes = args.inputs_image_shape
