@@ -10,11 +10,14 @@ from typing import Protocol, cast
 
 from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import CONTINUE, HOP_BY_HOP, OWN, field_lines, status_line
-from phalanx.gateway.http.front import REFUSED, Front, kind_of
+from phalanx.gateway.http.front import Front
+from phalanx.gateway.http.incoming_request import IncomingRequest
 from phalanx.gateway.http.limits import HELD_BYTES
 from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.request_reader import IncomingRequest, RequestReader
+from phalanx.gateway.http.request_reader import RequestReader
+from phalanx.gateway.http.router import REFUSED
+from phalanx.gateway.http.whole_message import REQUEST_ID
 from phalanx.gateway.http.work import Work
 
 logger = logging.getLogger("phalanx.gateway.access")
@@ -120,7 +123,8 @@ class ClientConnection(asyncio.Protocol):
         if not keeps or self._connections.closing:
             self._go(request)
         elif not self._advancing:
-            self._advance()
+            if self._reader.waiting:
+                self._advance()
             self._watch()
 
     def respond(self, response: HttpResponse) -> None:
@@ -211,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.write(CONTINUE)
             if front.needs_whole_body(route, request):
                 return False
-        self._identify(request, kind_of(route))
+        self._identify(request, route.kind)
         work = front.work(route, self, request, self._id)
         if isinstance(work, Refusal):
             self.refuse(work)
@@ -224,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _identify(self, request: IncomingRequest, kind: str) -> None:
         front = self._front
-        self._id = front.ids.of(request.fields.get(b"x-request-id"))
+        self._id = front.ids.of(request.get(REQUEST_ID))
         self._kind = kind
         self._began_s = front.clock.monotonic_s()
         front.statistics.num_answering += 1

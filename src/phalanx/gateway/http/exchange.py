@@ -16,24 +16,37 @@ from phalanx.gateway.http.fields import (
     HOP_BY_HOP,
     LAST_CHUNK,
     OWN,
-    VIA,
     Pair,
     chunk,
     field_lines,
     status_line,
 )
+from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.model_choice import model_of
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.relay import Relay, refusal_of
-from phalanx.gateway.http.request_reader import Bytes, IncomingRequest
 from phalanx.gateway.http.response_head import response_head
 from phalanx.gateway.http.tunnel import Tunnel
 from phalanx.gateway.http.upstream import Upstream
+from phalanx.gateway.http.whole_message import (
+    AUTHORIZATION,
+    CONNECTION,
+    HOST,
+    REQUEST_ID,
+    FieldBlock,
+)
 from phalanx.gateway.http.work import Caller
 from phalanx.routing.load import Ticket
 
 _DROPPED = HOP_BY_HOP | OWN
 _DROPPED_WITH_KEY = _DROPPED | {b"authorization"}
+_MARKS = frozenset({REQUEST_ID, CONNECTION})
+_MARKS_WITH_KEY = _MARKS | {AUTHORIZATION}
+_ID = b"x-request-id: "
+_SENT = b"\r\nvia: 1.1 phalanx\r\n"
+_KEPT = b"\r\n\r\n"
+_KEPT_1_0 = b"\r\nconnection: keep-alive\r\n\r\n"
+_CLOSED = b"\r\nconnection: close\r\n\r\n"
 _JOINED = 64 * 1024
 """Up to this size a write is put together, so that it is one call to the system."""
 _ATTEMPTS = 2
@@ -42,20 +55,14 @@ _ATTEMPTS = 2
 class Exchange:
     """Fed by both connections; writes to both."""
 
-    __slots__ = (
-        "_caller",
-        "_chunked",
-        "_connecting",
-        "_events",
-        "_id",
-        "_keeps",
-        "_relay",
-        "_request",
-        "_status",
-        "_ticket",
-        "_tunnel",
-        "_upstream",
-    )
+    _ticket: Ticket | None = None
+    _upstream: Upstream | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _events: EventTail | None = None
+    _tunnel: Tunnel | None = None
+    _chunked = False
+    _keeps = False
+    _status = 0
 
     def __init__(
         self, relay: Relay, caller: Caller, request: IncomingRequest, request_id: bytes
@@ -64,14 +71,6 @@ class Exchange:
         self._caller = caller
         self._request = request
         self._id = request_id
-        self._ticket: Ticket | None = None
-        self._upstream: Upstream | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._events: EventTail | None = None
-        self._tunnel: Tunnel | None = None
-        self._chunked = False
-        self._keeps = False
-        self._status = 0
 
     @property
     def begun(self) -> bool:
@@ -136,6 +135,9 @@ class Exchange:
             self._caller.transport.write(b"".join([status_line(status), *lines, b"\r\n"]))
 
     def response(self, upstream: Upstream) -> None:
+        if upstream.block is not None:
+            self._whole_response(upstream, upstream.block)
+            return
         out: list[Bytes] = []
         if self._status == 0:
             self._begin_response(upstream, out)
@@ -155,6 +157,17 @@ class Exchange:
         if self._chunked:
             out.append(LAST_CHUNK)
         _write(self._caller.transport, out)
+        self._finish(upstream)
+
+    def _whole_response(self, upstream: Upstream, block: FieldBlock) -> None:
+        request, caller = self._request, self._caller
+        self._status = upstream.status
+        keeps = self._keeps = request.keep_alive and request.complete and caller.stays
+        end = _KEPT if keeps and request.http11 else _KEPT_1_0 if keeps else _CLOSED
+        lines = block.without(_MARKS)
+        caller.transport.write(
+            b"".join((upstream.status_line, lines, _ID, self._id, end, upstream.parts[0]))
+        )
         self._finish(upstream)
 
     def switched(self, tail: bytes) -> None:
@@ -223,27 +236,27 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         self._upstream = upstream
         request, relay = self._request, self._relay
-        dropped = _DROPPED if relay.passes_authorization else _DROPPED_WITH_KEY
-        if request.dropped:
-            dropped |= request.dropped
-        lines: list[Bytes] = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
-        lines += field_lines(request.headers, dropped)
-        if b"host" not in request.fields:
+        if relay.passes_authorization:
+            lines = request.lines(_DROPPED, _MARKS)
+        else:
+            lines = request.lines(_DROPPED_WITH_KEY, _MARKS_WITH_KEY)
+        out: list[Bytes] = [request.start_line, lines, _ID, self._id, _SENT]
+        if not request.http11 and request.get(HOST) is None:
             assert self._ticket is not None
-            lines.append(b"host: %b\r\n" % self._ticket.server.endpoint.authority.encode())
+            out.append(b"host: %b\r\n" % self._ticket.server.endpoint.authority.encode())
         if request.upgrade:
-            lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
+            out.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
         if request.chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        lines += (b"x-request-id: ", self._id, b"\r\n", VIA, b"\r\n")
+            out.append(b"transfer-encoding: chunked\r\n")
+        out.append(b"\r\n")
         if request.has_body:
-            lines += self._body()
+            out += self._body()
         upstream.carry(
             self,
             without_body=request.method == "HEAD",
             within_s=relay.limits.response_timeout_s,
         )
-        _write(upstream.transport, lines)
+        _write(upstream.transport, out)
 
     def _body(self) -> list[Bytes]:
         """What there is of the body, framed as it goes on to the backend."""

@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 Pair = tuple[bytes, bytes]
 
-VIA = b"via: 1.1 phalanx\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 

@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from phalanx.clock import Clock
 from phalanx.gateway.http.exchange import Exchange
 from phalanx.gateway.http.handling import Answerer, Handling, request_for
+from phalanx.gateway.http.incoming_request import IncomingRequest
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.model_choice import is_told_by_body
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
-from phalanx.gateway.http.request_reader import IncomingRequest
 from phalanx.gateway.http.router import (
     HandlerRoute,
     NoRoute,
     RelayRoute,
     Route,
     Router,
-    WebSocketRoute,
 )
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.http.websocket_work import WebSocketWork, handshake_fault
+from phalanx.gateway.http.whole_message import AUTHORIZATION
 
-REFUSED = "refused"
 Startable = Exchange | Handling | WebSocketWork
 
 
@@ -49,7 +48,7 @@ class Front:
         route = self.router.find(request.method, request.path, upgrade=request.upgrade)
         if isinstance(route, NoRoute):
             return _no_route(request, route)
-        if not self.keys.allow(route.access, request.fields.get(b"authorization", b"")):
+        if not self.keys.allow(route.access, request.get(AUTHORIZATION) or b""):
             message = "send the gateway's key as `Authorization: Bearer KEY`"
             return Refusal(401, "invalid_api_key", message)
         if isinstance(route, RelayRoute):
@@ -68,32 +67,17 @@ class Front:
         self, route: Route, caller: Answerer, request: IncomingRequest, request_id: bytes
     ) -> Startable | Refusal:
         """What answers it, ready to start."""
-        match route:
-            case HandlerRoute():
-                given = request_for(route, request, request_id.decode(), caller.peer)
-                return Handling(caller, route, given)
-            case WebSocketRoute():
-                given = request_for(route, request, request_id.decode(), caller.peer)
-                fault = handshake_fault(given)
-                if fault:
-                    return Refusal(400, "malformed_request", fault)
-                return WebSocketWork(caller, route, given, self.limits.max_body_bytes)
-            case _:
-                assert self.relay is not None
-                return Exchange(self.relay, caller, request, request_id)
-
-
-def kind_of(route: Route) -> str:
-    """How the statistics call it."""
-    match route:
-        case HandlerRoute():
-            return "handler"
-        case WebSocketRoute():
-            return "websocket"
-        case RelayRoute():
-            return "relay"
-        case NoRoute():
-            return REFUSED
+        if isinstance(route, RelayRoute):
+            assert self.relay is not None
+            return Exchange(self.relay, caller, request, request_id)
+        assert not isinstance(route, NoRoute)
+        given = request_for(route, request, request_id.decode(), caller.peer)
+        if isinstance(route, HandlerRoute):
+            return Handling(caller, route, given)
+        fault = handshake_fault(given)
+        if fault:
+            return Refusal(400, "malformed_request", fault)
+        return WebSocketWork(caller, route, given, self.limits.max_body_bytes)
 
 
 def _no_route(request: IncomingRequest, route: NoRoute) -> Refusal:
@@ -106,6 +90,8 @@ def _no_route(request: IncomingRequest, route: NoRoute) -> Refusal:
 
 def _has_dots(path: str) -> bool:
     """Whether a backend could understand another path than the one that was looked at."""
+    if "%" not in path and "/." not in path:
+        return False
     if "%" in path:
         path = path.replace("%2e", ".").replace("%2E", ".").replace("%2f", "/").replace("%2F", "/")
     return "/." in path and any(part in (".", "..") for part in path.split("/"))

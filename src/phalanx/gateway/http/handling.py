@@ -8,10 +8,10 @@ from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
 from phalanx.errors import PhalanxError
+from phalanx.gateway.http.incoming_request import IncomingRequest
 from phalanx.gateway.http.message import Headers, HttpRequest, HttpResponse
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.relay import refusal_of
-from phalanx.gateway.http.request_reader import IncomingRequest
 from phalanx.gateway.http.router import HandlerRoute, WebSocketRoute
 from phalanx.gateway.http.work import Caller
 
@@ -38,7 +38,7 @@ def request_for(
         method=request.method,
         path=unquote(request.path),
         query=dict(parse_qsl(query, keep_blank_values=True)),
-        headers=Headers(tuple(request.headers)),
+        headers=Headers(tuple(request.pairs)),
         body=b"".join(request.take()),
         disconnected=asyncio.Event(),
         request_id=request_id,

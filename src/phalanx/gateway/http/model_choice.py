@@ -8,9 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.errors import MalformedRequestError
-from phalanx.gateway.http.request_reader import IncomingRequest
-
-MODEL_FIELD = b"x-phalanx-model"
+from phalanx.gateway.http.incoming_request import IncomingRequest
+from phalanx.gateway.http.whole_message import CONTENT_TYPE, MODEL
 
 
 class _Body(msgspec.Struct):
@@ -23,12 +22,17 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def is_told_by_body(request: IncomingRequest) -> bool:
     """Whether the body has to be there whole before a server can be chosen."""
-    fields = request.fields
-    if MODEL_FIELD in fields or not request.has_body:
+    if not request.has_body or request.get(MODEL) is not None:
         return False
-    content_type = fields.get(b"content-type", b"")
+    return _is_json(request)
+
+
+def _is_json(request: IncomingRequest) -> bool:
+    content_type = request.get(CONTENT_TYPE)
     if content_type == b"application/json":
         return True
+    if content_type is None:
+        return False
     media = content_type.partition(b";")[0].strip().lower()
     return media == b"application/json" or media.endswith(b"+json")
 
@@ -38,10 +42,10 @@ def model_of(request: IncomingRequest) -> str | None:
 
     Raises `MalformedRequestError` where a name is not a string.
     """
-    given = request.fields.get(MODEL_FIELD)
+    given = request.get(MODEL)
     if given is not None:
         return given.decode("utf-8", "replace")
-    if not is_told_by_body(request):
+    if not request.has_body or not _is_json(request):
         return None
     parts = request.parts
     try:

@@ -10,71 +10,14 @@ from collections import deque
 
 import httptools
 
-from phalanx.gateway.http.fields import SINGLE, Pair, named_by_connection
+from phalanx.gateway.http.fields import SINGLE, named_by_connection
+from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.whole_message import MAX_BYTES, whole_request
 
 _LARGE = 16 * 1024
 """From this size on a read is split after its head, so that the body is not copied by the parser."""
-_NO_LENGTH = -1
-Bytes = bytes | memoryview
-
-
-class IncomingRequest:
-    """One request as it arrives: `head_done`, then `parts` until `complete`. With `awaits_continue`
-    they do not come before the client is asked for them.
-
-    A request that cannot be served has a `refusal` instead of what is missing.
-    """
-
-    __slots__ = (
-        "awaits_continue",
-        "chunked",
-        "complete",
-        "content_length",
-        "dropped",
-        "fields",
-        "head_done",
-        "headers",
-        "http11",
-        "keep_alive",
-        "method",
-        "num_bytes",
-        "parts",
-        "path",
-        "refusal",
-        "target",
-        "upgrade",
-    )
-
-    def __init__(self) -> None:
-        self.method = ""
-        self.target = b""
-        self.path = ""
-        self.headers: list[Pair] = []
-        self.fields: dict[bytes, bytes] = {}
-        self.dropped: frozenset[bytes] = frozenset()
-        self.http11 = True
-        self.keep_alive = False
-        self.upgrade = False
-        self.chunked = False
-        self.content_length = _NO_LENGTH
-        self.parts: list[Bytes] = []
-        self.num_bytes = 0
-        self.head_done = False
-        self.complete = False
-        self.awaits_continue = False
-        self.refusal: Refusal | None = None
-
-    def take(self) -> list[Bytes]:
-        """The parts that have arrived since the last time."""
-        parts = self.parts
-        self.parts = []
-        return parts
-
-    @property
-    def has_body(self) -> bool:
-        return self.chunked or self.content_length > 0
 
 
 class RequestReader:
@@ -112,6 +55,11 @@ class RequestReader:
         if self.switching:
             self.tail += data
             return
+        if len(data) <= MAX_BYTES and not self._begun and isinstance(data, bytes):
+            whole = whole_request(data)
+            if whole is not None and not self.stopped:
+                self.waiting.append(IncomingRequest.whole(*whole))
+                return
         if self._skip:
             data = self._pass_by(data)
         elif len(data) >= _LARGE and not self._begun and isinstance(data, bytes):
@@ -172,7 +120,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         # After the head these are a chunked body's trailers, which are not passed on.
         if not self._current.head_done:
-            self._current.headers.append((name.lower(), value))
+            self._current.add(name, value)
 
     def on_headers_complete(self) -> None:
         if self.stopped:
@@ -183,7 +131,6 @@ class RequestReader:
         request.method = parser.get_method().decode("ascii")
         request.http11 = parser.get_http_version() == "1.1"
         request.keep_alive = parser.should_keep_alive()
-        request.fields = dict(request.headers)
         refusal = self._checked(request)
         if refusal is not None:
             self._stop(request, refusal)
@@ -198,12 +145,12 @@ class RequestReader:
     # The checks of a head.
 
     def _checked(self, request: IncomingRequest) -> Refusal | None:
-        fields = request.fields
-        if len(fields) != len(request.headers):
-            refusal = self._repeated(request)
+        fields = dict(request.pairs)
+        if len(fields) != len(request.pairs):
+            refusal = _repeated(request, fields)
             if refusal is not None:
                 return refusal
-        if len(request.headers) > self._limits.max_fields:
+        if len(request.pairs) > self._limits.max_fields:
             return _too_many(self._limits.max_fields)
         if self._is_long(request):
             return _long_head(self._limits.max_head_bytes)
@@ -214,27 +161,26 @@ class RequestReader:
             if refusal is not None:
                 return refusal
         request.path = request.target.partition(b"?")[0].decode("latin-1")
+        request.start_line = b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)
         if b"connection" in fields:
-            request.dropped = named_by_connection(fields[b"connection"])
+            request.also_dropped = named_by_connection(fields[b"connection"])
             if b"upgrade" in fields:
                 request.upgrade = fields[b"upgrade"].lower() == b"websocket"
-        return self._framing(request)
+        return self._framing(request, fields)
 
     def _is_long(self, request: IncomingRequest) -> bool:
         limit = self._limits.max_head_bytes
         if self._head_bytes + self._num_parsing <= limit:
             return False
-        size = sum(len(name) + len(value) + 4 for name, value in request.headers)
+        size = sum(len(name) + len(value) + 4 for name, value in request.pairs)
         return size + len(request.target) > limit
 
-    def _framing(self, request: IncomingRequest) -> Refusal | None:
-        fields = request.fields
+    def _framing(self, request: IncomingRequest, fields: dict[bytes, bytes]) -> Refusal | None:
         coding = fields.get(b"transfer-encoding")
         if coding is not None:
             if coding.lower() != b"chunked" or not request.http11:
-                message = (
-                    f"transfer-encoding {coding.decode('latin-1')!r}: only chunked, over HTTP/1.1"
-                )
+                coding_text = coding.decode("latin-1")
+                message = f"transfer-encoding {coding_text!r}: only chunked, over HTTP/1.1"
                 return Refusal(501, "unsupported_encoding", message)
             request.chunked = True
         length = fields.get(b"content-length")
@@ -247,18 +193,6 @@ class RequestReader:
             message = f"expect: {expected.decode('latin-1')!r}; only 100-continue is known"
             return Refusal(417, "expectation_failed", message)
         request.awaits_continue = expected is not None and request.http11
-        return None
-
-    def _repeated(self, request: IncomingRequest) -> Refusal | None:
-        names = [name for name, _ in request.headers]
-        for name in SINGLE:
-            if names.count(name) > 1:
-                return Refusal(
-                    400, "malformed_request", f"the field `{name.decode()}` is there more than once"
-                )
-        if names.count(b"connection") > 1:
-            values = [value for name, value in request.headers if name == b"connection"]
-            request.fields[b"connection"] = b", ".join(values)
         return None
 
     # Bodies.
@@ -321,4 +255,16 @@ def _absolute(request: IncomingRequest) -> Refusal | None:
         return Refusal(400, "malformed_request", f"the target {target!r} is not a path")
     slash = rest.find(b"/")
     request.target = rest[slash:] if slash >= 0 else b"/"
+    return None
+
+
+def _repeated(request: IncomingRequest, fields: dict[bytes, bytes]) -> Refusal | None:
+    names = [name for name, _ in request.pairs]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            message = f"the field `{name.decode()}` is there more than once"
+            return Refusal(400, "malformed_request", message)
+    if names.count(b"connection") > 1:
+        values = [value for name, value in request.pairs if name == b"connection"]
+        fields[b"connection"] = b", ".join(values)
     return None

@@ -11,7 +11,7 @@ from phalanx.gateway.http.fields import (
     named_by_connection,
     status_line,
 )
-from phalanx.gateway.http.request_reader import Bytes, IncomingRequest
+from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.upstream import Upstream
 
 _DROPPED = HOP_BY_HOP | OWN

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 from urllib.parse import unquote
 
 from phalanx.errors import ConfigurationError
@@ -16,6 +17,8 @@ from phalanx.gateway.http.message import Handler, HttpRequest
 from phalanx.gateway.http.websocket import WebSocket
 
 WebSocketHandler = Callable[[HttpRequest, WebSocket], Awaitable[None]]
+
+REFUSED = "refused"
 
 
 class Access(StrEnum):
@@ -28,7 +31,9 @@ class Access(StrEnum):
 
 @dataclass(frozen=True)
 class HandlerRoute:
-    """A handler, and what the pattern's named parts stood for."""
+    """A handler, and what the pattern's named parts stood for; `kind`: as the statistics call it."""
+
+    kind: ClassVar[str] = "handler"
 
     handler: Handler
     access: Access
@@ -37,6 +42,7 @@ class HandlerRoute:
 
 @dataclass(frozen=True)
 class WebSocketRoute:
+    kind: ClassVar[str] = "websocket"
     handler: WebSocketHandler
     access: Access
     params: Mapping[str, str]
@@ -46,6 +52,7 @@ class WebSocketRoute:
 class RelayRoute:
     """The request goes to an HTTP backend."""
 
+    kind: ClassVar[str] = "relay"
     access: Access
 
 
@@ -53,6 +60,7 @@ class RelayRoute:
 class NoRoute:
     """Nothing answers; `allowed` are the methods that the path has."""
 
+    kind: ClassVar[str] = REFUSED
     allowed: tuple[str, ...] = ()
 
 

@@ -9,10 +9,11 @@ import httptools
 
 from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import Pair
+from phalanx.gateway.http.incoming_request import Bytes
+from phalanx.gateway.http.whole_message import MAX_BYTES, FieldBlock, whole_response
 
 _LARGE = 16 * 1024
 _NO_LENGTH = -1
-Bytes = bytes | memoryview
 
 
 class Exchanging(Protocol):
@@ -48,7 +49,8 @@ class Idle(Protocol):
 class Upstream(asyncio.Protocol):
     """`head_done`, `status`, `headers`, and `parts` since they were last taken, of the response.
 
-    `reusable` says, once it is `complete`, whether the connection can carry another exchange.
+    A response that came whole has its `status_line` and a `block` of fields in the place of
+    `headers`. `reusable` says, once it is `complete`, whether the connection can carry another exchange.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server_id: str, idle: Idle) -> None:
@@ -71,8 +73,10 @@ class Upstream(asyncio.Protocol):
         self.reusable = False
         self.started = False
         self.status = 0
+        self.status_line = b""
         self.headers: list[Pair] = []
         self.fields: dict[bytes, bytes] = {}
+        self.block: FieldBlock | None = None
         self.parts: list[Bytes] = []
         self.chunked = False
         self.content_length = _NO_LENGTH
@@ -128,7 +132,16 @@ class Upstream(asyncio.Protocol):
             self._idle.dropped(self)  # an idle backend has nothing to say
             self.abort()
             return
-        self.started = True
+        if not self.started:
+            self.started = True
+            if len(data) <= MAX_BYTES and not self._without_body:
+                whole = whole_response(data)
+                if whole is not None:
+                    self.status_line, self.status, self.block, body = whole
+                    self.parts.append(body)
+                    self.head_done = self.complete = self.reusable = True
+                    exchange.response(self)
+                    return
         rest: Bytes = self._pass_by(data) if self._skip else data
         if rest:
             try:
