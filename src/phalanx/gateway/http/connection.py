@@ -17,7 +17,6 @@ from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.request_reader import RequestReader
 from phalanx.gateway.http.router import REFUSED
-from phalanx.gateway.http.whole_message import REQUEST_ID
 from phalanx.gateway.http.work import Work
 
 logger = logging.getLogger("phalanx.gateway.access")
@@ -43,7 +42,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._front = front
         self._connections = connections
-        self._reader = RequestReader(front.limits)
+        self._reader = RequestReader(front.limits, front.heads)
         self._deadline = Deadline(asyncio.get_running_loop(), self._expired)
         self._work: Work | None = None
         self._id = b""
@@ -228,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _identify(self, request: IncomingRequest, kind: str) -> None:
         front = self._front
-        self._id = front.ids.of(request.get(REQUEST_ID))
+        self._id = front.ids.of(request.given_id)
         self._kind = kind
         self._began_s = front.clock.monotonic_s()
         front.statistics.num_answering += 1

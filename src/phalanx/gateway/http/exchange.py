@@ -28,21 +28,13 @@ from phalanx.gateway.http.relay import Relay, refusal_of
 from phalanx.gateway.http.response_head import response_head
 from phalanx.gateway.http.tunnel import Tunnel
 from phalanx.gateway.http.upstream import Upstream
-from phalanx.gateway.http.whole_message import (
-    AUTHORIZATION,
-    CONNECTION,
-    HOST,
-    REQUEST_ID,
-    FieldBlock,
-)
 from phalanx.gateway.http.work import Caller
 from phalanx.routing.load import Ticket
 
 _DROPPED = HOP_BY_HOP | OWN
 _DROPPED_WITH_KEY = _DROPPED | {b"authorization"}
-_MARKS = frozenset({REQUEST_ID, CONNECTION})
-_MARKS_WITH_KEY = _MARKS | {AUTHORIZATION}
-_ID = b"x-request-id: "
+_SENT_ID = b"x-request-id: "
+_ID = b"\r\nx-request-id: "
 _SENT = b"\r\nvia: 1.1 phalanx\r\n"
 _KEPT = b"\r\n\r\n"
 _KEPT_1_0 = b"\r\nconnection: keep-alive\r\n\r\n"
@@ -135,9 +127,6 @@ class Exchange:
             self._caller.transport.write(b"".join([status_line(status), *lines, b"\r\n"]))
 
     def response(self, upstream: Upstream) -> None:
-        if upstream.block is not None:
-            self._whole_response(upstream, upstream.block)
-            return
         out: list[Bytes] = []
         if self._status == 0:
             self._begin_response(upstream, out)
@@ -159,14 +148,15 @@ class Exchange:
         _write(self._caller.transport, out)
         self._finish(upstream)
 
-    def _whole_response(self, upstream: Upstream, block: FieldBlock) -> None:
+    def whole_response(self, upstream: Upstream, status: int, lines: bytes, body: bytes) -> None:
         request, caller = self._request, self._caller
-        self._status = upstream.status
+        self._status = status
         keeps = self._keeps = request.keep_alive and request.complete and caller.stays
-        end = _KEPT if keeps and request.http11 else _KEPT_1_0 if keeps else _CLOSED
-        lines = block.without(_MARKS)
+        end = _CLOSED
+        if keeps:
+            end = _KEPT if request.http11 else _KEPT_1_0
         caller.transport.write(
-            b"".join((upstream.status_line, lines, _ID, self._id, end, upstream.parts[0]))
+            b"".join((lines, b"content-length: %d" % len(body), _ID, self._id, end, body))
         )
         self._finish(upstream)
 
@@ -236,12 +226,9 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         self._upstream = upstream
         request, relay = self._request, self._relay
-        if relay.passes_authorization:
-            lines = request.lines(_DROPPED, _MARKS)
-        else:
-            lines = request.lines(_DROPPED_WITH_KEY, _MARKS_WITH_KEY)
-        out: list[Bytes] = [request.start_line, lines, _ID, self._id, _SENT]
-        if not request.http11 and request.get(HOST) is None:
+        dropped = _DROPPED if relay.passes_authorization else _DROPPED_WITH_KEY
+        out: list[Bytes] = [request.onward(dropped), _SENT_ID, self._id, _SENT]
+        if not request.http11 and request.get(b"host") is None:
             assert self._ticket is not None
             out.append(b"host: %b\r\n" % self._ticket.server.endpoint.authority.encode())
         if request.upgrade:
@@ -256,7 +243,10 @@ class Exchange:
             without_body=request.method == "HEAD",
             within_s=relay.limits.response_timeout_s,
         )
-        _write(upstream.transport, out)
+        if request.known is not None:
+            upstream.transport.write(b"".join(out))  # it is small
+        else:
+            _write(upstream.transport, out)
 
     def _body(self) -> list[Bytes]:
         """What there is of the body, framed as it goes on to the backend."""

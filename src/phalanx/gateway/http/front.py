@@ -23,7 +23,7 @@ from phalanx.gateway.http.router import (
 )
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.http.websocket_work import WebSocketWork, handshake_fault
-from phalanx.gateway.http.whole_message import AUTHORIZATION
+from phalanx.gateway.http.whole_message import KnownHeads
 
 Startable = Exchange | Handling | WebSocketWork
 
@@ -39,16 +39,26 @@ class Front:
     clock: Clock
     statistics: HttpStatistics
     ids: RequestIds
+    heads: KnownHeads
     access_log: bool
 
     def route(self, request: IncomingRequest) -> Route | Refusal:
         """Where the request goes, once it may: known from its head alone."""
+        known = request.known
+        if known is not None and known.route is not None:
+            return known.route  # the same bytes, key and all, were let in before
+        route = self._find(request)
+        if known is not None and not isinstance(route, Refusal):
+            known.route = route
+        return route
+
+    def _find(self, request: IncomingRequest) -> Route | Refusal:
         if request.method == "CONNECT":
             return Refusal(405, "method_not_allowed", "this is no proxy for other hosts")
         route = self.router.find(request.method, request.path, upgrade=request.upgrade)
         if isinstance(route, NoRoute):
             return _no_route(request, route)
-        if not self.keys.allow(route.access, request.get(AUTHORIZATION) or b""):
+        if not self.keys.allow(route.access, request.get(b"authorization") or b""):
             message = "send the gateway's key as `Authorization: Bearer KEY`"
             return Refusal(401, "invalid_api_key", message)
         if isinstance(route, RelayRoute):

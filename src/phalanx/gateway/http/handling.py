@@ -33,11 +33,10 @@ def request_for(
     route: HandlerRoute | WebSocketRoute, request: IncomingRequest, request_id: str, peer: str
 ) -> HttpRequest:
     """What a handler gets. The request's body is there whole."""
-    query = request.target.partition(b"?")[2].decode("latin-1")
     return HttpRequest(
         method=request.method,
         path=unquote(request.path),
-        query=dict(parse_qsl(query, keep_blank_values=True)),
+        query=dict(parse_qsl(request.query, keep_blank_values=True)),
         headers=Headers(tuple(request.pairs)),
         body=b"".join(request.take()),
         disconnected=asyncio.Event(),

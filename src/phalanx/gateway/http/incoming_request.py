@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.gateway.http.fields import Pair, field_lines
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.whole_message import FieldBlock
+from phalanx.gateway.http.whole_message import KnownHead
 
 NO_LENGTH = -1
 NOTHING: frozenset[bytes] = frozenset()
@@ -36,26 +36,22 @@ class IncomingRequest:
     refusal: Refusal | None = None
     _pairs: list[Pair] | None = None
     _values: dict[bytes, bytes] | None = None
-    _block: FieldBlock | None = None
+    known: KnownHead | None = None
 
     def __init__(self) -> None:
         self.parts: list[Bytes] = []
 
     @classmethod
-    def whole(
-        cls, start_line: bytes, target: bytes, fields: FieldBlock, body: bytes
-    ) -> IncomingRequest:
+    def whole(cls, known: KnownHead, length: int, body: bytes) -> IncomingRequest:
         """One that came in one read."""
         request = cls()
-        request.start_line = start_line
-        request.target = target
-        request.method = start_line[: start_line.index(b" ")].decode()
-        request.path = target.partition(b"?")[0].decode("latin-1")
-        request._block = fields
+        request.known = known
+        request.method = known.method
+        request.path = known.path
         request.head_done = request.complete = True
+        request.content_length = length
         if body:
             request.parts.append(body)
-            request.num_bytes = request.content_length = len(body)
         return request
 
     def take(self) -> list[Bytes]:
@@ -70,24 +66,51 @@ class IncomingRequest:
 
     @property
     def pairs(self) -> list[Pair]:
-        """All fields in their order, names in lower case."""
+        """All fields in their order, names in lower case; the last one is the length, if there is
+        one.
+        """
         if self._pairs is None:
-            self._pairs = [] if self._block is None else self._block.pairs()
+            self._pairs = []
+            if self.known is not None:
+                self._pairs = self.known.fields.pairs()
+                if self.content_length >= 0:
+                    self._pairs.append((b"content-length", b"%d" % self.content_length))
         return self._pairs
 
     def add(self, name: bytes, value: bytes) -> None:
         self.pairs.append((name.lower(), value))
 
     def get(self, name: bytes) -> bytes | None:
-        """The value of one of the fields that the gateway knows, as `whole_message` names it."""
-        if self._block is not None:
-            return self._block.get(name)
+        """The value of a field, the last where there are several."""
         if self._values is None:
             self._values = dict(self.pairs)
-        return self._values.get(name[1:-1])
+        return self._values.get(name)
 
-    def lines(self, dropped: frozenset[bytes], marks: frozenset[bytes]) -> bytes:
-        """The fields as they go on, without those `dropped`, which are `marks` to a block."""
-        if self._block is not None:
-            return self._block.without(marks)
-        return b"".join(field_lines(self.pairs, dropped | self.also_dropped))
+    @property
+    def content_type(self) -> bytes | None:
+        return self.get(b"content-type") if self.known is None else self.known.content_type
+
+    @property
+    def model_field(self) -> bytes | None:
+        return self.get(b"x-phalanx-model") if self.known is None else self.known.model
+
+    @property
+    def given_id(self) -> bytes | None:
+        return self.get(b"x-request-id") if self.known is None else self.known.request_id
+
+    @property
+    def query(self) -> str:
+        target = self.target if self.known is None else self.known.target
+        return target.partition(b"?")[2].decode("latin-1")
+
+    def onward(self, dropped: frozenset[bytes]) -> bytes:
+        """The start line and the fields that go on to a backend."""
+        known = self.known
+        if known is None:
+            return self.start_line + b"".join(field_lines(self.pairs, dropped | self.also_dropped))
+        if not known.onward:
+            marks = frozenset(b"\n%b:" % name for name in dropped)
+            known.onward = known.start_line + known.fields.without(marks)
+        if self.content_length < 0:
+            return known.onward
+        return b"%bcontent-length: %d\r\n" % (known.onward, self.content_length)

@@ -9,7 +9,6 @@ import msgspec
 
 from phalanx.errors import MalformedRequestError
 from phalanx.gateway.http.incoming_request import IncomingRequest
-from phalanx.gateway.http.whole_message import CONTENT_TYPE, MODEL
 
 
 class _Body(msgspec.Struct):
@@ -22,13 +21,13 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def is_told_by_body(request: IncomingRequest) -> bool:
     """Whether the body has to be there whole before a server can be chosen."""
-    if not request.has_body or request.get(MODEL) is not None:
+    if not request.has_body or request.model_field is not None:
         return False
     return _is_json(request)
 
 
 def _is_json(request: IncomingRequest) -> bool:
-    content_type = request.get(CONTENT_TYPE)
+    content_type = request.content_type
     if content_type == b"application/json":
         return True
     if content_type is None:
@@ -42,7 +41,7 @@ def model_of(request: IncomingRequest) -> str | None:
 
     Raises `MalformedRequestError` where a name is not a string.
     """
-    given = request.get(MODEL)
+    given = request.model_field
     if given is not None:
         return given.decode("utf-8", "replace")
     if not request.has_body or not _is_json(request):

@@ -14,7 +14,7 @@ from phalanx.gateway.http.fields import SINGLE, named_by_connection
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.whole_message import MAX_BYTES, whole_request
+from phalanx.gateway.http.whole_message import MAX_BYTES, KnownHeads
 
 _LARGE = 16 * 1024
 """From this size on a read is split after its head, so that the body is not copied by the parser."""
@@ -27,8 +27,9 @@ class RequestReader:
     (`switching`) what follows is no HTTP, and is kept in `tail`.
     """
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, heads: KnownHeads) -> None:
         self._limits = limits
+        self._heads = heads
         self.waiting: deque[IncomingRequest] = deque()
         self.tail = b""
         self.stopped = False
@@ -56,7 +57,7 @@ class RequestReader:
             self.tail += data
             return
         if len(data) <= MAX_BYTES and not self._begun and isinstance(data, bytes):
-            whole = whole_request(data)
+            whole = self._heads.request(data)
             if whole is not None and not self.stopped:
                 self.waiting.append(IncomingRequest.whole(*whole))
                 return

@@ -15,6 +15,7 @@ from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.statistics import HttpStatistics
+from phalanx.gateway.http.whole_message import KnownHeads
 
 BACKLOG = 1024
 
@@ -55,6 +56,7 @@ class HttpServer:
             clock=clock or SystemClock(),
             statistics=self.statistics,
             ids=RequestIds(),
+            heads=KnownHeads(),
             access_log=config.access_log,
         )
         self._connections: set[ClientConnection] = set()

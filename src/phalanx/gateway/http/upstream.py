@@ -10,7 +10,7 @@ import httptools
 from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import Pair
 from phalanx.gateway.http.incoming_request import Bytes
-from phalanx.gateway.http.whole_message import MAX_BYTES, FieldBlock, whole_response
+from phalanx.gateway.http.whole_message import MAX_BYTES, KnownHeads
 
 _LARGE = 16 * 1024
 _NO_LENGTH = -1
@@ -21,6 +21,10 @@ class Exchanging(Protocol):
 
     def response(self, upstream: Upstream) -> None:
         """More of the response is in `upstream`; `upstream.complete` tells its end."""
+        ...
+
+    def whole_response(self, upstream: Upstream, status: int, lines: bytes, body: bytes) -> None:
+        """All of it at once: the lines that go on, without the end of the head, and the body."""
         ...
 
     def interim(self, status: int, headers: list[Pair]) -> None: ...
@@ -49,11 +53,13 @@ class Idle(Protocol):
 class Upstream(asyncio.Protocol):
     """`head_done`, `status`, `headers`, and `parts` since they were last taken, of the response.
 
-    A response that came whole has its `status_line` and a `block` of fields in the place of
-    `headers`. `reusable` says, once it is `complete`, whether the connection can carry another exchange.
+    `reusable` says, once it is `complete`, whether the connection can carry another exchange.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, server_id: str, idle: Idle) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, server_id: str, idle: Idle, heads: KnownHeads
+    ) -> None:
+        self._heads = heads
         self.server_id = server_id
         self.transport: asyncio.Transport
         self.lost = False
@@ -73,10 +79,8 @@ class Upstream(asyncio.Protocol):
         self.reusable = False
         self.started = False
         self.status = 0
-        self.status_line = b""
         self.headers: list[Pair] = []
         self.fields: dict[bytes, bytes] = {}
-        self.block: FieldBlock | None = None
         self.parts: list[Bytes] = []
         self.chunked = False
         self.content_length = _NO_LENGTH
@@ -135,12 +139,10 @@ class Upstream(asyncio.Protocol):
         if not self.started:
             self.started = True
             if len(data) <= MAX_BYTES and not self._without_body:
-                whole = whole_response(data)
+                whole = self._heads.response(data)
                 if whole is not None:
-                    self.status_line, self.status, self.block, body = whole
-                    self.parts.append(body)
-                    self.head_done = self.complete = self.reusable = True
-                    exchange.response(self)
+                    self.complete = self.reusable = True
+                    exchange.whole_response(self, *whole)
                     return
         rest: Bytes = self._pass_by(data) if self._skip else data
         if rest:

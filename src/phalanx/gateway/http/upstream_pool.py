@@ -7,6 +7,7 @@ import select
 
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.upstream import Upstream
+from phalanx.gateway.http.whole_message import KnownHeads
 from phalanx.routing.snapshot import Server
 
 _FRESH_S = 0.05
@@ -18,6 +19,7 @@ class UpstreamPool:
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
+        self._heads = KnownHeads()
         self._idle: dict[str, list[Upstream]] = {}
 
     def idle(self, server_id: str) -> Upstream | None:
@@ -38,7 +40,9 @@ class UpstreamPool:
         endpoint = server.endpoint
         async with asyncio.timeout(self._limits.connect_timeout_s):
             _, upstream = await loop.create_connection(
-                lambda: Upstream(loop, server.server_id, self), endpoint.host, endpoint.port
+                lambda: Upstream(loop, server.server_id, self, self._heads),
+                endpoint.host,
+                endpoint.port,
             )
         return upstream
 

@@ -1,19 +1,25 @@
 """Reads a message that one read has brought whole, without a parser's callbacks: most are such.
 
-Only plain messages are taken: HTTP/1.1, a length or no body, no field but once that routing, framing
-or the connection depends on. All else is left to the parser, which also words what is wrong. What is
-taken here the parser reads alike; a test compares the two.
+Only plain messages are taken: HTTP/1.1, a length or no body, no field more than once that routing,
+framing or the connection depends on. All else is left to the parser, which also words what is wrong.
+What is taken here the parser reads alike; a test compares the two.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 from phalanx.gateway.http.fields import Pair
+from phalanx.gateway.http.router import Route
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 1024
 """Longer messages seldom come in one read, and are not copied again where they do."""
-_MAX_DIGITS = 9
+MAX_KNOWN = 512
+_NO_LENGTH = -1
+_LENGTH = re.compile(rb"(?<=\n)content-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
 _FIELDS = rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)++)\r\n"
 _REQUEST = re.compile(
     rb"((?:GET|POST|PUT|DELETE|PATCH|OPTIONS) (/[!-~]*+) HTTP/1\.1\r\n)" + _FIELDS
@@ -30,9 +36,8 @@ CONTENT_LENGTH = b"\ncontent-length:"
 REQUEST_ID = b"\nx-request-id:"
 MODEL = b"\nx-phalanx-model:"
 CONNECTION = b"\nconnection:"
-_KNOWN = frozenset(
-    {HOST, AUTHORIZATION, CONTENT_TYPE, CONTENT_LENGTH, REQUEST_ID, MODEL, CONNECTION}
-)
+_KNOWN = frozenset({HOST, AUTHORIZATION, CONTENT_TYPE, REQUEST_ID, MODEL, CONNECTION})
+RESPONSE_DROPPED = frozenset({REQUEST_ID, CONNECTION})
 _PAIR = re.compile(rb"\n([^:]+):[ \t]*([^\r]*)")
 
 
@@ -50,9 +55,10 @@ class FieldBlock:
 
     def get(self, name: bytes) -> bytes | None:
         """The value of a field whose name is one of `names`."""
-        if name not in self.names:
+        start = self._low.find(name)
+        if start < 0:
             return None
-        start = self._low.find(name) + len(name) - 1
+        start += len(name) - 1
         return self._block[start : self._block.find(b"\r", start)].strip(b" \t")
 
     def without(self, dropped: frozenset[bytes]) -> bytes:
@@ -71,38 +77,106 @@ class FieldBlock:
         return [(name.lower(), value.rstrip(b" \t")) for name, value in found]
 
 
-def whole_request(data: bytes) -> tuple[bytes, bytes, FieldBlock, bytes] | None:
-    """The start line, the target, the fields and the body; None where it is not plain or whole."""
-    head = _REQUEST.match(data)
-    if head is None:
-        return None
-    line, target, block = head.groups()
-    fields = _fields(block)
-    if fields is None or HOST not in fields.names:
-        return None
-    body = data[head.end() :]
-    length = fields.get(CONTENT_LENGTH)
-    if (len(body) if length is None else _number(length)) != len(body):
-        return None
-    if length is None and body:
-        return None  # the next request
-    return line, target, fields, body
+class KnownHead:
+    """The head of a request, without its length. Heads repeat: what follows from one is kept with
+    it. `route` and `onward` are set by those who find them out.
+    """
+
+    __slots__ = (
+        "content_type",
+        "fields",
+        "method",
+        "model",
+        "onward",
+        "path",
+        "request_id",
+        "route",
+        "start_line",
+        "target",
+    )
+
+    def __init__(self, start_line: bytes, target: bytes, fields: FieldBlock) -> None:
+        self.start_line = start_line
+        self.target = target
+        self.fields = fields
+        self.method = start_line[: start_line.index(b" ")].decode()
+        self.path = target.partition(b"?")[0].decode("latin-1")
+        self.content_type = fields.get(CONTENT_TYPE)
+        self.model = fields.get(MODEL)
+        self.request_id = fields.get(REQUEST_ID)
+        self.route: Route | None = None
+        self.onward = b""
 
 
-def whole_response(data: bytes) -> tuple[bytes, int, FieldBlock, bytes] | None:
-    """The status line, the status, the fields and the body; None where it is not plain or whole."""
-    head = _RESPONSE.match(data)
-    if head is None:
+class KnownHeads:
+    """The latest heads by their bytes, so that one that repeats is read once. What is found is
+    equal to what was sent, byte for byte, but for the length.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[bytes, KnownHead] = {}
+        self._responses: dict[bytes, tuple[int, bytes]] = {}
+
+    def request(self, data: bytes) -> tuple[KnownHead, int, bytes] | None:
+        """A request's head, its length (-1: it tells none) and its body; None where it is not plain
+        or not whole.
+        """
+        split = _split(data)
+        if split is None:
+            return None
+        head, length, body = split
+        known = self._requests.get(head)
+        if known is None:
+            known = _request(head)
+            if known is None:
+                return None
+            _keep(self._requests, head, known)
+        return known, length, body
+
+    def response(self, data: bytes) -> tuple[int, bytes, bytes] | None:
+        """A response's status, its lines as they go on, and its body; None as for a request."""
+        split = _split(data)
+        if split is None or split[1] < 0:
+            return None
+        head, _, body = split
+        known = self._responses.get(head)
+        if known is None:
+            found = _RESPONSE.fullmatch(head)
+            fields = None if found is None else _fields(found.group(3))
+            if found is None or fields is None or found.group(2) in (b"204", b"304"):
+                return None
+            known = int(found.group(2)), found.group(1) + fields.without(RESPONSE_DROPPED)
+            _keep(self._responses, head, known)
+        return *known, body
+
+
+def _split(data: bytes) -> tuple[bytes, int, bytes] | None:
+    """Head without its length, length and body of one message, and of nothing else."""
+    end = data.find(b"\r\n\r\n") + 4
+    if end < 4:
         return None
-    line, status, block = head.groups()
-    fields = _fields(block)
-    if fields is None or status in (b"204", b"304"):
+    found = _LENGTH.search(data, 0, end - 2)
+    if found is None:
+        return (data, _NO_LENGTH, b"") if end == len(data) else None
+    length = int(found.group(1))
+    if length != len(data) - end:
         return None
-    length = fields.get(CONTENT_LENGTH)
-    body = data[head.end() :]
-    if length is None or _number(length) != len(body):
+    start, stop = found.span()
+    return data[:start] + data[stop:end], length, data[end:]
+
+
+def _request(head: bytes) -> KnownHead | None:
+    found = _REQUEST.fullmatch(head)
+    fields = None if found is None else _fields(found.group(3))
+    if found is None or fields is None or HOST not in fields.names:
         return None
-    return line, int(status), fields, body
+    return KnownHead(found.group(1), found.group(2), fields)
+
+
+def _keep(heads: dict[bytes, T], head: bytes, known: T) -> None:
+    if len(heads) >= MAX_KNOWN:
+        heads.clear()
+    heads[head] = known
 
 
 def _fields(block: bytes) -> FieldBlock | None:
@@ -113,7 +187,3 @@ def _fields(block: bytes) -> FieldBlock | None:
     if CONNECTION in names and b"\nconnection: keep-alive\r" not in low:
         return None
     return FieldBlock(block, names, low)
-
-
-def _number(digits: bytes) -> int:
-    return int(digits) if digits.isdigit() and len(digits) <= _MAX_DIGITS else -1
