@@ -11,12 +11,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from phalanx.gateway.lerobot import RobotView
 from phalanx.gateway.pool import PoolEvent
 from phalanx.gateway.report import PoolView, ServerView
 from phalanx.gateway.traffic import Failure, Quantiles
 from phalanx.routing.endpoint import Endpoint
 from phalanx.routing.snapshot import ServerState
 from tests.gateway.chromium import browser, chromium
+from tests.gateway.lerobot.robots import Robot
 from tests.gateway.policy_servers import HOST, infer, request, run
 from tests.gateway.whole import ProbedServer, ask, channel, ready, running, until
 
@@ -29,6 +31,7 @@ VALUES = {
     "event": PoolEvent,
     "failure": Failure,
     "times": Quantiles,
+    "robot": RobotView,
 }
 """What the script calls the values that it gets."""
 
@@ -94,7 +97,10 @@ def row(server_id: str) -> str:
 def test_the_page_lives_in_a_browser_as_wide_as_a_phone(program, tmp_path):
     async def scenario():
         server, busy = ProbedServer(), ProbedServer()
-        async with running() as gateway, browser(program, tmp_path / "profile") as page:
+        async with (
+            running(lerobot=True) as gateway,
+            browser(program, tmp_path / "profile") as page,
+        ):
             registry = gateway.pool.registry
             await page.open(f"http://{HOST}:{gateway.http_port}/", 375, 812)
             await page.until(f"{TEXT}.includes('No server is registered')")
@@ -104,6 +110,9 @@ def test_the_page_lives_in_a_browser_as_wide_as_a_phone(program, tmp_path):
             held = registry.register_managed("held", await busy.start()).server_id
             await ready(gateway, 2)
             await use(gateway, page, busy, first, held)
+            async with Robot(f"{HOST}:{gateway.grpc_port}", "arm-7") as robot:
+                await robot.ready()
+                await page.until("document.querySelector('#robots').innerText.includes('arm-7')")
             await page.until("document.querySelector('#failures b')")
             await until(gateway, ServerState.UNHEALTHY, held)
             await page.until(f"{TEXT}.includes('connection refused')")
@@ -117,7 +126,11 @@ def test_the_page_lives_in_a_browser_as_wide_as_a_phone(program, tmp_path):
             await page.until(f"!{row(first)}")
             await gateway.close(drain_s=0.0)
             await page.until(f"{TEXT}.includes('No answer from the gateway')")
-            assert {url.split("?")[0].rsplit("/", 1)[-1] for url in page.requested} <= {"", "pool"}
+            assert {url.split("?")[0].rsplit("/", 1)[-1] for url in page.requested} <= {
+                "",
+                "pool",
+                "robots",
+            }
             faults = [fault for fault in page.faults if "ERR_CONNECTION_REFUSED" not in fault]
             assert faults == []
         await server.stop()

@@ -48,6 +48,7 @@ class Standing:
 
     draining: bool = False
     follow_fault: str = ""
+    lerobot: bool = False
 
 
 class AdminApi:
@@ -172,6 +173,7 @@ class AdminApi:
             wall_s=self._clock.wall_s(),
             uptime_s=self._clock.monotonic_s() - self._started_s,
             draining=standing.draining,
+            lerobot=standing.lerobot,
             following=pool.registry.mirrors,
             follow_fault=standing.follow_fault,
             num_connections=self._http.num_connections,
