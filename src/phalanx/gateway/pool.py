@@ -65,6 +65,10 @@ class Pool:
         request has been tried at. Raises `UnknownModelError`, or `NoServerError` where no server is
         ready. The caller releases the ticket whatever happens.
         """
+        if model is not None:
+            ready = self.registry.publisher.snapshot.ready.get((model, scheme))
+            if ready is not None:  # what `resolve` would give
+                return self.registry.load.acquire(ready, exclude)
         return self.registry.acquire(Selector(scheme, model), exclude)
 
     def connect_failed(self, server_id: str, detail: str = "no connection") -> None:

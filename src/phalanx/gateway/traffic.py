@@ -178,7 +178,8 @@ class _Seconds:
         self._second = 0
 
     def add(self, second: int) -> None:
-        self._go_on_to(second)
+        if second != self._second:
+            self._go_on_to(second)
         self._counts[second % len(self._counts)] += 1
 
     def complete(self, second: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """One relayed request: from the choice of a server to the last byte of its response, or to the
 ending that it has instead.
 
-The ticket is released once, in `_end`, which every ending passes. A request of which a byte was
+The ticket is released once, in `_finish` or in `_end`, one of which every ending passes. A request of which a byte was
 written to a backend is never sent again.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from http import HTTPStatus
 
 from phalanx.errors import NoServerError, PhalanxError
 from phalanx.gateway.http.event_tail import EventTail
@@ -39,6 +40,7 @@ _SENT = b"\r\nvia: 1.1 phalanx\r\n"
 _KEPT = b"\r\n\r\n"
 _KEPT_1_0 = b"\r\nconnection: keep-alive\r\n\r\n"
 _CLOSED = b"\r\nconnection: close\r\n\r\n"
+_CODES = {status.value: str(status.value) for status in HTTPStatus}
 _JOINED = 64 * 1024
 """Up to this size a write is put together, so that it is one call to the system."""
 _ATTEMPTS = 2
@@ -146,7 +148,7 @@ class Exchange:
         if self._chunked:
             out.append(LAST_CHUNK)
         _write(self._caller.transport, out)
-        self._finish(upstream)
+        self._finish(upstream, reusable=upstream.reusable)
 
     def whole_response(self, upstream: Upstream, status: int, lines: bytes, body: bytes) -> None:
         request, caller = self._request, self._caller
@@ -158,7 +160,7 @@ class Exchange:
         caller.transport.write(
             b"".join((lines, b"content-length: %d" % len(body), _ID, self._id, end, body))
         )
-        self._finish(upstream)
+        self._finish(upstream, reusable=True)
 
     def switched(self, tail: bytes) -> None:
         """The backend speaks another protocol from here on."""
@@ -268,12 +270,17 @@ class Exchange:
             self._events = EventTail()
         out += head.lines
 
-    def _finish(self, upstream: Upstream) -> None:
+    def _finish(self, upstream: Upstream, *, reusable: bool) -> None:
         """The response is whole."""
-        if upstream.reusable and self._request.complete:
+        if reusable and self._request.complete:
             self._upstream = None
             self._relay.upstreams.put(upstream)
-        self._end(str(self._status))
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        ticket.outcome(_CODES.get(self._status) or str(self._status))
+        ticket.release()
+        if self._upstream is not None:
+            self._end()
         self._caller.answered(self._status, keeps=self._keeps)
 
     def _fail(self, status: int, why: str) -> None:
@@ -309,12 +316,10 @@ class Exchange:
         self._end()
         self._caller.refuse(refusal)
 
-    def _end(self, outcome: str = "") -> None:
-        """Every ending passes here, once or more; `outcome` is what the server answered."""
+    def _end(self) -> None:
+        """Every ending passes here but that of a connection which stays; once or more."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
-            if outcome:
-                ticket.outcome(outcome)
             ticket.release()
         upstream, self._upstream = self._upstream, None
         if upstream is not None:

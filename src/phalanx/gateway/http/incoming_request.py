@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.gateway.http.fields import Pair, field_lines
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.whole_message import KnownHead
+from phalanx.gateway.http.whole_message import KnownHead, is_json
 
 NO_LENGTH = -1
 NOTHING: frozenset[bytes] = frozenset()
@@ -87,8 +87,8 @@ class IncomingRequest:
         return self._values.get(name)
 
     @property
-    def content_type(self) -> bytes | None:
-        return self.get(b"content-type") if self.known is None else self.known.content_type
+    def is_json(self) -> bool:
+        return is_json(self.get(b"content-type")) if self.known is None else self.known.is_json
 
     @property
     def model_field(self) -> bytes | None:

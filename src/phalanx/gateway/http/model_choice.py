@@ -21,19 +21,7 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def is_told_by_body(request: IncomingRequest) -> bool:
     """Whether the body has to be there whole before a server can be chosen."""
-    if not request.has_body or request.model_field is not None:
-        return False
-    return _is_json(request)
-
-
-def _is_json(request: IncomingRequest) -> bool:
-    content_type = request.content_type
-    if content_type == b"application/json":
-        return True
-    if content_type is None:
-        return False
-    media = content_type.partition(b";")[0].strip().lower()
-    return media == b"application/json" or media.endswith(b"+json")
+    return request.is_json and request.has_body and request.model_field is None
 
 
 def model_of(request: IncomingRequest) -> str | None:
@@ -44,7 +32,7 @@ def model_of(request: IncomingRequest) -> str | None:
     given = request.model_field
     if given is not None:
         return given.decode("utf-8", "replace")
-    if not request.has_body or not _is_json(request):
+    if not request.is_json or not request.has_body:
         return None
     parts = request.parts
     try:

@@ -14,7 +14,7 @@ from phalanx.gateway.http.fields import SINGLE, named_by_connection
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.whole_message import MAX_BYTES, KnownHeads
+from phalanx.gateway.http.whole_message import KnownHeads
 
 _LARGE = 16 * 1024
 """From this size on a read is split after its head, so that the body is not copied by the parser."""
@@ -51,33 +51,44 @@ class RequestReader:
         """Whether the rest of a request's body is still to come."""
         return self._begun and self._current.head_done
 
-    def feed(self, data: Bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Read on. What follows a refusal is dropped."""
         if self.switching:
             self.tail += data
-            return
-        if len(data) <= MAX_BYTES and not self._begun and isinstance(data, bytes):
+        elif self._begun:
+            self._go_on(data)
+        elif not self.stopped:
             whole = self._heads.request(data)
-            if whole is not None and not self.stopped:
+            if whole is not None:
                 self.waiting.append(IncomingRequest.whole(*whole))
-                return
+            else:
+                self._begin(data)
+
+    def _begin(self, data: bytes) -> None:
+        """Read from the beginning of a request, or of what is none."""
+        end = data.find(b"\r\n\r\n") + 4 if len(data) >= _LARGE else 0
+        if end < 4:
+            self._go_on(data)
+            return
+        self._parse(data[:end])
+        rest: Bytes = memoryview(data)[end:]
+        if self._rest_is_large():
+            rest = self._pass_by(rest)
+        if rest:
+            self._go_on(rest)
+
+    def _go_on(self, data: Bytes) -> None:
         if self._skip:
             data = self._pass_by(data)
-        elif len(data) >= _LARGE and not self._begun and isinstance(data, bytes):
-            end = data.find(b"\r\n\r\n") + 4
-            if end >= 4:
-                self._parse(data[:end])
-                data = memoryview(data)[end:]
-                if self._rest_is_large():
-                    data = self._pass_by(data)
-        if data and not self.stopped:
-            self._parse(data)
-            if self._begun and not self._current.head_done:
-                self._head_bytes += len(data)
-                if self._head_bytes > self._limits.max_head_bytes:
-                    self._stop(self._current, _long_head(self._limits.max_head_bytes))
-            elif self._begun:
-                self._rest_is_large()
+        if not data or self.stopped:
+            return
+        self._parse(data)
+        if self._begun and not self._current.head_done:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_head_bytes:
+                self._stop(self._current, _long_head(self._limits.max_head_bytes))
+        elif self._begun:
+            self._rest_is_large()
 
     def _parse(self, data: Bytes) -> None:
         self._num_parsing = len(data)
@@ -96,7 +107,8 @@ class RequestReader:
             self.tail = tail
         elif not self.stopped:
             self._parser = httptools.HttpRequestParser(self)
-            self.feed(tail)
+            if tail:
+                self._go_on(tail)
 
     def _stop(self, request: IncomingRequest, refusal: Refusal) -> None:
         if request.complete or not self.waiting or self.waiting[-1] is not request:

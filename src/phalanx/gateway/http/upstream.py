@@ -10,7 +10,7 @@ import httptools
 from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import Pair
 from phalanx.gateway.http.incoming_request import Bytes
-from phalanx.gateway.http.whole_message import MAX_BYTES, KnownHeads
+from phalanx.gateway.http.whole_message import KnownHeads
 
 _LARGE = 16 * 1024
 _NO_LENGTH = -1
@@ -70,14 +70,14 @@ class Upstream(asyncio.Protocol):
         self._deadline = Deadline(loop, self._late)
         self._parser = httptools.HttpResponseParser(self)
         self._surplus = False
-        self._begin(without_body=False)
+        self._without_body = False
+        self._begin()
 
-    def _begin(self, *, without_body: bool) -> None:
-        self._without_body = without_body
+    def _begin(self) -> None:
+        self._dirty = False  # nothing of a response was read piece by piece
         self.head_done = False
         self.complete = False
         self.reusable = False
-        self.started = False
         self.status = 0
         self.headers: list[Pair] = []
         self.fields: dict[bytes, bytes] = {}
@@ -92,7 +92,9 @@ class Upstream(asyncio.Protocol):
     def carry(self, exchange: Exchanging, *, without_body: bool, within_s: float) -> None:
         """The request that is about to be written is this one's; `without_body`: it is a `HEAD`."""
         self._exchange = exchange
-        self._begin(without_body=without_body)
+        if self._dirty:
+            self._begin()
+        self._without_body = without_body
         self._deadline.set(within_s)
 
     def expect_more(self, within_s: float) -> None:
@@ -136,14 +138,15 @@ class Upstream(asyncio.Protocol):
             self._idle.dropped(self)  # an idle backend has nothing to say
             self.abort()
             return
-        if not self.started:
-            self.started = True
-            if len(data) <= MAX_BYTES and not self._without_body:
-                whole = self._heads.response(data)
-                if whole is not None:
-                    self.complete = self.reusable = True
-                    exchange.whole_response(self, *whole)
-                    return
+        if not self._dirty and not self._without_body:
+            whole = self._heads.response(data)
+            if whole is not None:
+                exchange.whole_response(self, *whole)
+                return
+        self._dirty = True
+        self._in_pieces(exchange, data)
+
+    def _in_pieces(self, exchange: Exchanging, data: bytes) -> None:
         rest: Bytes = self._pass_by(data) if self._skip else data
         if rest:
             try:

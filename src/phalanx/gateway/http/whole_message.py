@@ -83,8 +83,8 @@ class KnownHead:
     """
 
     __slots__ = (
-        "content_type",
         "fields",
+        "is_json",
         "method",
         "model",
         "onward",
@@ -101,11 +101,18 @@ class KnownHead:
         self.fields = fields
         self.method = start_line[: start_line.index(b" ")].decode()
         self.path = target.partition(b"?")[0].decode("latin-1")
-        self.content_type = fields.get(CONTENT_TYPE)
+        self.is_json = is_json(fields.get(CONTENT_TYPE))
         self.model = fields.get(MODEL)
         self.request_id = fields.get(REQUEST_ID)
         self.route: Route | None = None
         self.onward = b""
+
+
+def is_json(content_type: bytes | None) -> bool:
+    if content_type is None:
+        return False
+    media = content_type.partition(b";")[0].strip().lower()
+    return media == b"application/json" or media.endswith(b"+json")
 
 
 class KnownHeads:
@@ -152,6 +159,8 @@ class KnownHeads:
 
 def _split(data: bytes) -> tuple[bytes, int, bytes] | None:
     """Head without its length, length and body of one message, and of nothing else."""
+    if len(data) > MAX_BYTES:
+        return None
     end = data.find(b"\r\n\r\n") + 4
     if end < 4:
         return None
