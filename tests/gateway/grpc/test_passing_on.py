@@ -224,6 +224,25 @@ def test_a_request_that_its_server_never_started_goes_to_another_server_once():
     run(scenario())
 
 
+def test_the_other_server_gets_it_even_where_it_is_busier():
+    async def scenario():
+        refuse = refusing(Code.RESOURCE_EXHAUSTED, "full", [(wire.NOT_STARTED, "1")])
+        busy, refusing_one = FakePolicyServer(), FakePolicyServer(refuse)
+        busy.behave = busy.hold
+        async with fleet(busy) as gateway, gateway.client() as client:
+            calls = [await infer(client, request(f"r-{index}")) for index in range(2)]
+            await busy.arrived(2)
+            gateway.add(await refusing_one.start())
+            calls.append(await infer(client, request("r-2")))
+            await busy.arrived(3)
+            assert len(refusing_one.requests) == 1
+            busy.release.set()
+            await asyncio.gather(*calls)
+            await refusing_one.stop()
+
+    run(scenario())
+
+
 def test_a_server_that_comes_back_at_its_address_is_reached_at_once():
     async def scenario():
         first = FakePolicyServer()

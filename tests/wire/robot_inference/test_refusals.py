@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from phalanx.errors import BodyTooLargeError, InvalidRequestError, MalformedRequestError
-from phalanx.wire.robot_inference import decode_request, peek
+from phalanx.wire.robot_inference import decode_request, decode_sensor_data, peek
+from phalanx.wire.robot_inference.messages import SENSOR_DATA
 from tests.wire.fuzzing import taking_at_most
 from tests.wire.robot_inference.observations import image, request_message
 
@@ -270,3 +271,10 @@ def test_a_raw_image_is_not_copied():
     decoded = decode_request(message.SerializeToString()).observation.images["base"]
     assert not decoded.flags.writeable
     np.testing.assert_array_equal(decoded, image())
+
+
+def test_more_joints_than_a_robot_has_are_refused():
+    message = SENSOR_DATA.new()
+    message.joint_state.extend([0.0] * 4097)
+    with pytest.raises(InvalidRequestError, match="joint_state has 4097 numbers; at most 4096"):
+        decode_sensor_data(message.SerializeToString())
