@@ -103,9 +103,13 @@ class Gateway:
     relay: Relay
     servers: Servers
     port: int
+    clients: list[Client] = field(default_factory=list)
 
     async def connect(self) -> Client:
-        return Client(*await asyncio.open_connection(HOST, self.port, limit=2**20))
+        """Closed with the gateway, if not before."""
+        client = Client(*await asyncio.open_connection(HOST, self.port, limit=2**20))
+        self.clients.append(client)
+        return client
 
     async def ask(self, data: bytes) -> Answer:
         """One request over a connection of its own."""
@@ -217,9 +221,12 @@ async def gateway(
     )
     server = HttpServer(router, relay, config=HttpServerConfig(limits=limits, **config))
     port = await server.start()
+    front = Gateway(server, relay, servers, port)
     try:
-        yield Gateway(server, relay, servers, port)
+        yield front
     finally:
+        for client in front.clients:
+            client.close()
         await server.close()
 
 

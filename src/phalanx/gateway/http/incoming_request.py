@@ -78,7 +78,7 @@ class IncomingRequest:
         return self._pairs
 
     def add(self, name: bytes, value: bytes) -> None:
-        self.pairs.append((name.lower(), value))
+        self.pairs.append((name.lower(), value.rstrip(b" \t")))
 
     def get(self, name: bytes) -> bytes | None:
         """The value of a field, the last where there are several."""

@@ -194,7 +194,7 @@ class Upstream(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.head_done:
-            self.headers.append((name.lower(), value))
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self.complete:
