@@ -187,5 +187,5 @@ def _channel(endpoint: Endpoint, settings: PolicySettings) -> grpc.aio.Channel:
         raise ConfigurationError(
             f"tls_root={str(settings.tls_root)!r} cannot be read: {error.strerror}"
         ) from error
-    credentials = grpc.ssl_channel_credentials(root)  # type: ignore[no-untyped-call]
+    credentials = grpc.ssl_channel_credentials(root)
     return grpc.aio.secure_channel(endpoint.authority, credentials, options=options)

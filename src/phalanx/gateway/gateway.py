@@ -13,7 +13,8 @@ from phalanx.errors import ConfigurationError
 from phalanx.gateway.actions import ActionsAdapter
 from phalanx.gateway.admin import AdminApi, Standing
 from phalanx.gateway.config import GatewayConfig
-from phalanx.gateway.following import Follower, GatewayUrl
+from phalanx.gateway.following import Follower
+from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.gateway.grpc.channels import Channels
 from phalanx.gateway.grpc.front import GrpcFront, GrpcLimits, Tls
 from phalanx.gateway.grpc.model_inference import ModelInference
@@ -29,7 +30,7 @@ from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.leases import LeaseTimer
-from phalanx.gateway.lerobot import LeRobotDoor, LeRobotService, LeRobotSettings
+from phalanx.gateway.lerobot import LeRobotDoor, LeRobotService, LeRobotSettings, Listener
 from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
@@ -193,17 +194,21 @@ class Gateway:
         )
         robots = LeRobotService(self.caller, self._workers, clock, settings)
         host, _ = config.grpc_listener
-        return LeRobotDoor(robots, lambda port: self._front(host, port), config.lerobot_ports)
+        keys, limits, tls = self._keys, self._grpc_limits, _grpc_tls(config)
+        listeners = [Listener(host, port, keys, limits, tls) for port in config.lerobot_ports]
+        return LeRobotDoor(robots, listeners)
+
+    @property
+    def _keys(self) -> Keys:
+        return Keys(self.config.api_key, self.config.admin_key)
+
+    @property
+    def _grpc_limits(self) -> GrpcLimits:
+        return GrpcLimits(max_message_bytes=self.config.max_message_bytes)
 
     def _front(self, host: str, port: int) -> GrpcFront:
-        config = self.config
-        return GrpcFront(
-            host,
-            port,
-            keys=Keys(config.api_key, config.admin_key),
-            limits=GrpcLimits(max_message_bytes=config.max_message_bytes),
-            tls=_grpc_tls(config),
-        )
+        tls = _grpc_tls(self.config)
+        return GrpcFront(host, port, keys=self._keys, limits=self._grpc_limits, tls=tls)
 
     async def _listen_http(self) -> int:
         try:
@@ -230,7 +235,7 @@ class Gateway:
 
     def _standing(self) -> Standing:
         fault = "" if self._follower is None else self._follower.lost
-        return Standing(self._draining, fault)
+        return Standing(self._draining, fault, self.config.lerobot)
 
     async def _saved(self) -> str:
         return "" if self._keeper is None else await self._keeper.saved()

@@ -78,7 +78,7 @@ class GrpcFront:
             if self._tls is None:
                 return int(self._server.add_insecure_port(address))
             pairs = ((self._tls.key, self._tls.cert),)
-            credentials = grpc.ssl_server_credentials(pairs)  # type: ignore[no-untyped-call]
+            credentials = grpc.ssl_server_credentials(pairs)
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError as error:
             raise ConfigurationError(

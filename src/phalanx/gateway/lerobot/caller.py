@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phalanx.gateway.grpc.service import Context
@@ -27,8 +28,12 @@ class Caller:
 
 def caller_of(context: Context, address: str) -> Caller:
     """The caller of a running call that came in at `address`."""
-    session_id = None
-    for key, value in context.invocation_metadata() or ():
+    return Caller(context.peer(), address, session_id_of(context.invocation_metadata() or ()))
+
+
+def session_id_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The session that a call names; LeRobot's own client names none."""
+    for key, value in metadata:
         if key == SESSION_ID and isinstance(value, str) and value:
-            session_id = value[:200]
-    return Caller(context.peer(), address, session_id)
+            return value[:200]
+    return None

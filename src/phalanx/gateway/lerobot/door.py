@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from phalanx.gateway.grpc.front import GrpcFront
 from phalanx.gateway.http.message import HttpRequest, HttpResponse
 from phalanx.gateway.http.router import Access, Router
+from phalanx.gateway.lerobot.named_front import Listener, NamedFront
 from phalanx.gateway.lerobot.service import LeRobotService, RobotView
 
 
@@ -20,17 +21,14 @@ class RobotsView(msgspec.Struct, frozen=True):
 
 
 class LeRobotDoor:
-    """`start` listens, `close` drains. Robots of different ports are never taken for one another."""
+    """`start` listens, `close` drains. Robots of different ports are never taken for one another,
+    nor those of different host names at a port of LeRobot's own.
+    """
 
-    def __init__(
-        self, robots: LeRobotService, listen: Callable[[int], GrpcFront], ports: Sequence[int]
-    ) -> None:
-        """`listen` makes a front for a port."""
+    def __init__(self, robots: LeRobotService, listeners: Sequence[Listener]) -> None:
         self.ports: tuple[int, ...] = ()
         self._robots = robots
-        self._fronts = [listen(port) for port in ports]
-        for number, front in enumerate(self._fronts):
-            front.add(robots.service(f"port {ports[number] or number}"))
+        self._fronts = [NamedFront(robots, listener) for listener in listeners]
 
     def add_to(self, front: GrpcFront, router: Router) -> None:
         front.add(self._robots.service("the gateway's port"))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from phalanx.clock import Clock
-from phalanx.errors import PhalanxError
+from phalanx.errors import MalformedRequestError, PhalanxError
 from phalanx.gateway.grpc.service import Context, Service
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.lerobot.caller import Caller, caller_of
@@ -98,19 +98,29 @@ class LeRobotService:
             )
         return EMPTY
 
+    def upload(self) -> Upload:
+        """What puts one observation's messages together."""
+        return Upload(self._settings.max_upload_bytes)
+
     async def observe(self, caller: Caller, messages: AsyncIterator[bytes]) -> bytes:
-        """Acknowledged before it is read, since the robot's control loop waits for this."""
+        upload = self.upload()
+        payload: bytes | memoryview | None = None
+        async for message in messages:
+            payload = upload.add(decode_upload_part(message)) or payload
+        upload.close()
+        return await self.keep(caller, payload)
+
+    async def keep(self, caller: Caller, payload: bytes | memoryview | None) -> bytes:
+        """An observation has come. It is acknowledged before it is read, since the robot's control
+        loop waits for this.
+        """
         session = self._sessions.find(caller)
         with self._sessions.calling(session):
-            upload = Upload(self._settings.max_upload_bytes)
-            payloads = []
-            async for message in messages:
-                payload = upload.add(decode_upload_part(message))
-                if payload is not None:
-                    payloads.append(payload)
-            upload.close()
-            for payload in payloads[-1:]:
-                session.observe(payload)
+            if payload is None:
+                raise MalformedRequestError(
+                    "the upload has no messages; the observation is missing"
+                )
+            session.observe(payload)
         return EMPTY
 
     async def actions(self, caller: Caller) -> bytes:

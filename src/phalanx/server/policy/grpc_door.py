@@ -111,10 +111,10 @@ class GrpcDoor:
 
     def _service(self) -> grpc.GenericRpcHandler:
         methods = {
-            _name(path): grpc.unary_unary_rpc_method_handler(answer)  # type: ignore[no-untyped-call]
+            _name(path): grpc.unary_unary_rpc_method_handler(answer)
             for path, answer in ((INFER, self._infer), (CHECK_HEALTH, self._health))
         }
-        service: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
+        service: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(
             MODEL_INFERENCE, methods
         )
         return service
