@@ -16,6 +16,10 @@ CHUNKED = (
     b"5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\ntrailer: x\r\n\r\n"
 )
 BARE = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: keep-alive\r\n\r\n"
+UPGRADE = (
+    b"POST /u HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+    b"content-length: 5\r\n\r\nGET /"
+)
 LARGE = b"POST /l HTTP/1.1\r\nhost: a\r\ncontent-length: 40000\r\n\r\n" + b"z" * 40000
 
 
@@ -46,7 +50,7 @@ def read(*pieces: bytes, heads: KnownHeads | None = None) -> list[tuple]:
 
 
 @given(
-    messages=st.lists(st.sampled_from([LENGTH, CHUNKED, BARE, LARGE]), min_size=1, max_size=4),
+    messages=st.lists(st.sampled_from([LENGTH, CHUNKED, BARE, LARGE, UPGRADE]), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 120_000), max_size=6),
 )
 @settings(deadline=None)
@@ -60,7 +64,7 @@ def test_requests_cut_anywhere_are_the_same(messages, cuts):
 
 
 def test_a_cut_at_every_byte():
-    for message in (LENGTH, CHUNKED, BARE):
+    for message in (LENGTH, CHUNKED, BARE, UPGRADE):
         whole = read(message)
         for cut in range(len(message)):
             assert read(message[:cut], message[cut:]) == whole, cut

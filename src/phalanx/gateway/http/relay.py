@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from phalanx.errors import (
+    BodyTooLargeError,
+    EngineUnavailableError,
+    InvalidInputError,
     MalformedRequestError,
     NoServerError,
     PhalanxError,
@@ -17,6 +20,15 @@ from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
 
 NOBODY: frozenset[str] = frozenset()
+_STATUSES: tuple[tuple[type[PhalanxError], int, str], ...] = (
+    (UnknownModelError, 404, "model_not_found"),
+    (MalformedRequestError, 400, "malformed_request"),
+    (BodyTooLargeError, 413, "body_too_large"),
+    (InvalidInputError, 400, "invalid_request"),
+    (EngineUnavailableError, 503, "unavailable"),
+    (PhalanxError, 500, "internal_error"),
+)
+"""More specific classes come before their bases."""
 
 
 class ServerPool(Protocol):
@@ -62,10 +74,7 @@ class Relay:
 
 def refusal_of(error: PhalanxError) -> Refusal:
     """The HTTP words of what kept a request from being sent on."""
-    if isinstance(error, UnknownModelError):
-        return Refusal(404, "model_not_found", str(error))
-    if isinstance(error, MalformedRequestError):
-        return Refusal(400, "malformed_request", str(error))
     if isinstance(error, NoServerError):
         return Refusal(503, "no_server", str(error), retry_after_s=error.retry_after_s)
-    return Refusal(500, "internal_error", str(error))
+    status, code = next(row[1:] for row in _STATUSES if isinstance(error, row[0]))
+    return Refusal(status, code, str(error), retry_after_s=1 if status == 503 else 0)

@@ -107,6 +107,9 @@ class RequestReader:
             self.tail = tail
         elif not self.stopped:
             self._parser = httptools.HttpRequestParser(self)
+            if self._begun:
+                # The parser takes a body for the other protocol's beginning.
+                self._skip = self._current.content_length
             if tail:
                 self._go_on(tail)
 
@@ -152,8 +155,9 @@ class RequestReader:
         self._add(part)
 
     def on_message_complete(self) -> None:
-        self._current.complete = True
-        self._begun = False
+        if self._current.num_bytes >= self._current.content_length:
+            self._current.complete = True
+            self._begun = False
 
     # The checks of a head.
 
@@ -179,6 +183,8 @@ class RequestReader:
             request.also_dropped = named_by_connection(fields[b"connection"])
             if b"upgrade" in fields:
                 request.upgrade = fields[b"upgrade"].lower() == b"websocket"
+                # What follows is no HTTP, also where the upgrade is refused.
+                request.keep_alive = request.keep_alive and not request.upgrade
         return self._framing(request, fields)
 
     def _is_long(self, request: IncomingRequest) -> bool:
@@ -205,6 +211,8 @@ class RequestReader:
         if expected is not None and expected.lower() != b"100-continue":
             message = f"expect: {expected.decode('latin-1')!r}; only 100-continue is known"
             return Refusal(417, "expectation_failed", message)
+        if b"upgrade" in fields and (request.chunked or (request.upgrade and request.has_body)):
+            return Refusal(400, "malformed_request", "a request to upgrade cannot have this body")
         request.awaits_continue = expected is not None and request.http11
         return None
 

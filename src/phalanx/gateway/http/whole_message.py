@@ -18,6 +18,7 @@ T = TypeVar("T")
 MAX_BYTES = 64 * 1024
 """Longer messages seldom come in one read, and are not copied again where they do."""
 MAX_KNOWN = 512
+_MAX_LINES = 64
 _NO_LENGTH = -1
 _LENGTH = re.compile(rb"(?<=\n)content-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
 _FIELDS = rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)++)\r\n"
@@ -189,6 +190,8 @@ def _keep(heads: dict[bytes, T], head: bytes, known: T) -> None:
 
 
 def _fields(block: bytes) -> FieldBlock | None:
+    if block.count(b"\n") > _MAX_LINES:
+        return None
     low = b"\n" + block.lower()
     names = _NAMES.findall(low)
     if not _KNOWN.issuperset(names) or len(set(names)) != len(names):
