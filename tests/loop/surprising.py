@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from phalanx.testing.step_models import expected_tokens
 from phalanx.testing.token_request import NODE, TokenRequest

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.loop.pipelined_loop import PipelinedLoop
@@ -31,7 +32,7 @@ class TwoStreams(CacheReader):
 
     def declare_step(self, walk, rows, inputs):
         step = super().declare_step(walk, rows, inputs)
-        again = [replace(one, label="again") for one in step.segments if walk == "two"]
+        again = [structs.replace(one, label="again") for one in step.segments if walk == "two"]
         kv = KVStep((*step.segments, *again))
         return replace(step, resources={**step.resources, "kv": kv})
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.loop.outlook import Outlook

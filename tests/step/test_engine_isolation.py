@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from phalanx.errors import ConfigurationError
 from phalanx.step.declaration import ResourceStep, SubmoduleStep
@@ -200,7 +201,7 @@ def names_an_unknown_resource(stage, value):
 def names_an_unknown_request(stage, value):
     if stage == "forward":
         return value
-    segments = (*value.segments, replace(value.segments[0], request_id="nobody"))
+    segments = (*value.segments, structs.replace(value.segments[0], request_id="nobody"))
     return SubmoduleStep(
         segments, {**value.resources, "kv": replace(value.resources["kv"], segments=segments)}
     )

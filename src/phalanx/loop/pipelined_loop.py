@@ -258,19 +258,20 @@ class PipelinedLoop(StepLoop):
 
     def _account(self, flight: _Flight) -> None:
         """Settle the rows of a step whose requests are where it took them to be."""
-        rows = tuple(row for row in flight.rows if flight.serves(row[0]))
+        gone = {one.rid for one, _ in flight.rows if not flight.serves(one)}
+        rows = tuple(row for row in flight.rows if row[0].rid not in gone) if gone else flight.rows
         if flight.batch.admit_error is not None:
             # Room it was refused for may have been freed by those who ended since.
-            if not isinstance(flight.batch.admit_error, AllocationFailed) and rows == flight.rows:
+            if not isinstance(flight.batch.admit_error, AllocationFailed) and not gone:
                 self._admission.resolve(flight.batch)
             self._drive(flight.plan, rows)
             return
         if flight.batch.completed is not None:
             flight.batch.completed.synchronize()
-        computed = set(flight.batch.request_ids)
-        useless = [one for one, _ in flight.rows if one.rid in computed and not flight.serves(one)]
+        gone.intersection_update(flight.batch.request_ids)
+        useless = [one for one, _ in flight.rows if one.rid in gone]
         self.num_discarded += len(useless)
-        flight.batch.discard({one.rid for one in useless})
+        flight.batch.discard(gone)
         if rows:
             # Not behind the next step, which is on the device's default stream already.
             with self._engine.backend.on_stream(self._reading):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from phalanx.step.resources.base import ResourceConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, gc=False):
     """What a request wants next: `remaining` tokens of a walk at a node.
 
     A step may take fewer where `divisible`. `total` is the number of tokens that the request will
@@ -98,6 +98,19 @@ class LoopRequest:
     is what another engine published of it and is still to be imported.
     """
 
+    __slots__ = (
+        "held",
+        "opened",
+        "published",
+        "rank",
+        "rid",
+        "state",
+        "status",
+        "turn",
+        "was_scheduled",
+        "work",
+    )
+
     def __init__(
         self,
         rid: str,
@@ -125,9 +138,9 @@ class LoopRequest:
 
     def later(self, work: Work, turn: int) -> LoopRequest:
         """The request as it will stand when it wants `work`; this one stays as it is."""
-        after = object.__new__(LoopRequest)
-        after.__dict__.update(self.__dict__)
-        after.work, after.turn = work, turn
+        after = LoopRequest(self.rid, self.state, 0, 0, work, self.published)
+        after.rank, after.turn, after.status = self.rank, turn, self.status
+        after.was_scheduled, after.opened, after.held = self.was_scheduled, self.opened, self.held
         return after
 
     def move(self, status: Status) -> None:

@@ -59,7 +59,9 @@ class ExecutingBatch:
     @property
     def preplan_is_stale(self) -> bool:
         """Whether the staged step is for other rows, other spans or another order."""
-        return self.staged is not None and self.staged.layout != self.layout
+        staged = self.staged
+        # The very same rows, as nearly always, need no look into each.
+        return staged is not None and staged.unit.rows != self.rows and staged.layout != self.layout
 
     def drop_rows(self, rids: Collection[str]) -> None:
         """Leave requests out of a step that has not run, with their inputs."""

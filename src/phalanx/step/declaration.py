@@ -9,13 +9,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from phalanx.step.lease import SlotLease
 
 DEFAULT_LABEL = "main"
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """One row's addition of `span` tokens to a stream; span 0 reads without extending."""
 
     request_id: str
@@ -23,8 +24,7 @@ class Segment:
     label: str = DEFAULT_LABEL
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(msgspec.Struct, frozen=True, gc=False):
     """Copy stream `source` of a request to `target`; later steps on either leave the other alone."""
 
     request_id: str
