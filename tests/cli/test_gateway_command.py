@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,6 +202,80 @@ def test_an_open_listener_without_a_key_is_warned_of_and_a_port_in_use_is_named(
     finally:
         first.process.kill()
     assert error.count("without a key") == 1
+
+
+class HeldBackend:
+    """An HTTP server whose answers to POST wait for `release`."""
+
+    def __init__(self) -> None:
+        self.arrived, self.release = threading.Event(), threading.Event()
+        backend = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(204)
+                self.end_headers()
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                backend.arrived.set()
+                backend.release.wait()
+                self.send_response(200)
+                self.send_header("content-length", "4")
+                self.end_headers()
+                self.wfile.write(b"done")
+
+            def log_message(self, *words: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def wait_until_ready(url: str) -> None:
+    revision = 0
+    while True:
+        target = f"{url}/v1/pool?detail=0&after={revision}&wait_s=30"
+        with urllib.request.urlopen(target) as answer:
+            pool = json.load(answer)
+        if all(server["state"] == "ready" for server in pool["servers"]):
+            return
+        revision = pool["revision"]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_running_request_ends_before_the_gateway_does_unless_it_is_told_twice(patient):
+    backend = HeldBackend()
+    running = Running("--backend", "llm", backend.endpoint, "--drain-timeout-s", "600")
+    try:
+        wait_until_ready(running.url)
+        with ThreadPoolExecutor(1) as caller:
+            asked = caller.submit(urllib.request.urlopen, f"{running.url}/v1/x", b"{}")
+            backend.arrived.wait()
+            running.process.terminate()
+            line = next(line for line in running.process.stderr if "stopping" in line)
+            assert "600 s to end" in line
+            if patient:
+                backend.release.set()
+                with asked.result() as answer:
+                    assert answer.read() == b"done"
+            else:
+                running.process.terminate()
+                with pytest.raises(OSError):
+                    asked.result()
+        status, error = running.ended()
+    finally:
+        backend.close()
+        running.process.kill()
+    assert status == 0, error
 
 
 LOADED = """

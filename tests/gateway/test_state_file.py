@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.state_file import SavedServer, StateFile
-from phalanx.routing.endpoint import Endpoint
+from phalanx.routing.endpoint import Endpoint, Scheme
 from phalanx.routing.snapshot import ServerState
 from tests.gateway.policy_servers import run
 from tests.gateway.whole import ProbedServer, ask, asked, ready, running
@@ -150,5 +150,31 @@ def test_a_server_that_came_back_is_ready_after_a_restart(tmp_path):
         async with running(state_file=tmp_path / "pool.json") as gateway:
             await ready(gateway, 1)
         await again.stop()
+
+    run(scenario())
+
+
+def test_the_file_is_whole_when_the_gateway_has_closed(tmp_path):
+    path = tmp_path / "pool.json"
+
+    async def scenario():
+        async with running(state_file=path) as gateway:
+            gateway.pool.registry.register_managed("m", Endpoint.parse("127.0.0.1:1"))
+            await gateway.close(drain_s=0.0)
+            assert len(json.loads(path.read_text())["servers"]) == 1
+
+    run(scenario())
+
+
+def test_a_server_that_is_on_its_way_out_does_not_come_back(tmp_path):
+    path = tmp_path / "pool.json"
+
+    async def scenario():
+        async with running(ProbedServer(), state_file=path) as gateway:
+            await ready(gateway, 1)
+            with gateway.pool.acquire("pi05", Scheme.GRPC) as ticket:
+                gone = f"/v1/backends/{ticket.server.server_id}"
+                assert (await ask(gateway, "DELETE", gone)).status == 204
+                assert json.loads(path.read_text())["servers"] == []
 
     run(scenario())
