@@ -263,6 +263,9 @@ def test_a_running_request_ends_before_the_gateway_does_unless_it_is_told_twice(
             running.process.terminate()
             line = next(line for line in running.process.stderr if "stopping" in line)
             assert "600 s to end" in line
+            with pytest.raises(OSError):
+                while True:  # until it takes no more
+                    urllib.request.urlopen(f"{running.url}/health").close()
             if patient:
                 backend.release.set()
                 with asked.result() as answer:
