@@ -87,7 +87,8 @@ def test_known_ids_alone(smollm2, eight):
     assert outputs[0].completions[0].text == "The capital of France is Paris."
 
 
-@pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
+@pytest.mark.long
+@pytest.mark.parametrize("max_step_tokens", [16, 512])
 def test_eight_together(smollm2, eight, verify, max_step_tokens):
     drive = Drive(smollm2, max_step_tokens=max_step_tokens)
     verify(drive.run(*eight[0]))

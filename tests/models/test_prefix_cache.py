@@ -53,10 +53,13 @@ def test_known_ids_the_first_and_the_second_time(smollm2):
     "sampling",
     [
         {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 5},
-        {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+        pytest.param(
+            {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+            marks=pytest.mark.long,
+        ),
         {"json_schema": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
         pytest.param({"n": 3, "temperature": 1.0, "sampling_seed": 7}, marks=pytest.mark.long),
-        {"min_new_tokens": 6, "logit_bias": ((260, 4.0),)},
+        pytest.param({"min_new_tokens": 6, "logit_bias": ((260, 4.0),)}, marks=pytest.mark.long),
     ],
     ids=["sampled", "penalties", "structured", "several", "biased"],
 )
