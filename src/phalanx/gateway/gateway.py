@@ -207,8 +207,14 @@ class Gateway:
         return GrpcLimits(max_message_bytes=self.config.max_message_bytes)
 
     def _front(self, host: str, port: int) -> GrpcFront:
-        tls = _grpc_tls(self.config)
-        return GrpcFront(host, port, keys=self._keys, limits=self._grpc_limits, tls=tls)
+        return GrpcFront(
+            host,
+            port,
+            keys=self._keys,
+            limits=self._grpc_limits,
+            tls=_grpc_tls(self.config),
+            access_log=self.config.access_log,
+        )
 
     async def _listen_http(self) -> int:
         try:

@@ -10,12 +10,13 @@ import grpc
 import numpy as np
 import pytest
 
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, InvalidRequestError
 from phalanx.gateway.grpc.front import GrpcFront, GrpcLimits, Tls
 from phalanx.gateway.grpc.service import Service
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.router import Access
 from phalanx.routing.registration import Probe
+from phalanx.testing import ManualClock
 from phalanx.wire import robot_inference as wire
 from tests.gateway.policy_servers import (
     HOST,
@@ -235,5 +236,42 @@ def test_answers_are_those_of_the_server():
     async def scenario():
         async with fleet(FakePolicyServer()) as gateway, gateway.client() as client:
             assert await (await infer(client, request())) == answer_to(request())
+
+    run(scenario())
+
+
+def test_each_call_is_a_line_of_the_log_where_that_is_asked_for(caplog):
+    caplog.set_level("INFO", "phalanx.gateway.access")
+
+    async def scenario():
+        leave, entered = asyncio.Event(), asyncio.Event()
+
+        async def wait(data, context):
+            entered.set()
+            await leave.wait()
+
+        async def refuse(data, context):
+            raise InvalidRequestError("no")
+
+        async def echo(data, context):
+            return data
+
+        front = GrpcFront(HOST, 0, access_log=True, clock=ManualClock())
+        front.add(Service("test.Log", unary={"Echo": echo, "Refuse": refuse, "Wait": wait}))
+        port = await front.start()
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as client:
+            await client.unary_unary("/test.Log/Echo")(b"")
+            await failure(client.unary_unary("/test.Log/Refuse")(b""))
+            waiting = client.unary_unary("/test.Log/Wait")(b"")
+            await entered.wait()
+            waiting.cancel()
+        await front.close()
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line.partition(" duration")[0] for line in lines] == [
+            "method=/test.Log/Echo status=OK",
+            "method=/test.Log/Refuse status=INVALID_ARGUMENT",
+            "method=/test.Log/Wait status=CANCELLED",
+        ]
+        assert all("duration_ms=0.0 client=ipv4:127.0.0.1:" in line for line in lines)
 
     run(scenario())

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from phalanx.clock import Clock, SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.grpc.channels import MAX_MESSAGE_BYTES
-from phalanx.gateway.grpc.service import Service
+from phalanx.gateway.grpc.service import Door, Service
 from phalanx.gateway.http.keys import Keys
 
 MAX_CALLS = 1024
@@ -42,12 +43,14 @@ class GrpcFront:
         keys: Keys | None = None,
         limits: GrpcLimits | None = None,
         tls: Tls | None = None,
+        access_log: bool = False,
+        clock: Clock | None = None,
     ) -> None:
-        """Port 0 takes a free one."""
+        """Port 0 takes a free one. `access_log` writes a line for each call."""
         limits = limits or GrpcLimits()
         self._host, self._asked_port = host, port
         self._tls = tls
-        self._keys = keys or Keys()
+        self._door = Door(keys or Keys(), clock or SystemClock(), access_log=access_log)
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
@@ -59,7 +62,7 @@ class GrpcFront:
 
     def add(self, service: Service) -> None:
         """Serve it to those callers that `keys` let in."""
-        self._server.add_generic_rpc_handlers((service.handler(self._keys),))
+        self._server.add_generic_rpc_handlers((service.handler(self._door),))
 
     async def start(self) -> int:
         """Listen, and return the port. Raises `ConfigurationError` where that cannot be done."""

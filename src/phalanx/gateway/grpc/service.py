@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from typing import cast
 
 import grpc
 import grpc.aio
 
+from phalanx.clock import Clock
 from phalanx.errors import PhalanxError
-from phalanx.gateway.grpc.statuses import status_of
+from phalanx.gateway.grpc.statuses import WrongKeyError, status_of
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.router import Access
+
+logger = logging.getLogger("phalanx.gateway.access")
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
@@ -35,63 +40,71 @@ class Service:
     stream: Mapping[str, Stream] = field(default_factory=dict)
     access: Access = Access.INFERENCE
 
-    def handler(self, keys: Keys) -> grpc.GenericRpcHandler:
-        """What a gRPC server takes; it lets those callers in that `keys` allow."""
-        door = _Door(keys, self.access)
-        methods = {
-            **{name: _UNARY(door.answering(each)) for name, each in self.unary.items()},
-            **{name: _COLLECTING(door.answering(each)) for name, each in self.collecting.items()},
-            **{name: _STREAM(door.streaming(each)) for name, each in self.stream.items()},
-        }
-        make = cast(Callable[..., grpc.GenericRpcHandler], grpc.method_handlers_generic_handler)
-        return make(self.name, methods)
+    def handler(self, door: Door) -> grpc.GenericRpcHandler:
+        """What a gRPC server takes; callers come in through `door`."""
+        methods = {}
+        for make, handlers in (
+            (_UNARY, self.unary),
+            (_COLLECTING, self.collecting),
+            (_STREAM, self.stream),
+        ):
+            for name, handler in handlers.items():
+                path = f"/{self.name}/{name}"
+                methods[name] = make(door.guarded(path, cast(_Any, handler), self.access))
+        return _SERVICE(self.name, methods)
 
 
-# gRPC's own functions have no types.
-_Method = Callable[[object], grpc.RpcMethodHandler]
+# gRPC's own functions have no types, and make no difference between the kinds of handlers.
+_Any = Callable[[object, Context], Awaitable[object]]
+_Method = Callable[[_Any], grpc.RpcMethodHandler]
 _UNARY = cast(_Method, grpc.unary_unary_rpc_method_handler)
 _COLLECTING = cast(_Method, grpc.stream_unary_rpc_method_handler)
 _STREAM = cast(_Method, grpc.stream_stream_rpc_method_handler)
+_SERVICE = cast(Callable[..., grpc.GenericRpcHandler], grpc.method_handlers_generic_handler)
 
 
-async def refuse(context: Context, error: PhalanxError) -> NoReturn:
-    """End the call with the status of `error`."""
-    status = status_of(error)
-    await context.abort(status.code, status.message, status.metadata)
-    raise AssertionError("abort raises")
+class Door:
+    """Checks keys, turns errors into statuses, and tells the log of each call, where it is asked to."""
 
-
-class _Door:
-    """Checks the caller's key, and turns errors into statuses."""
-
-    def __init__(self, keys: Keys, access: Access) -> None:
+    def __init__(self, keys: Keys, clock: Clock, *, access_log: bool = False) -> None:
         self._keys = keys
-        self._access = access
+        self._clock = clock
+        self._access_log = access_log
 
-    def answering(self, handler: Unary | Collecting) -> Unary:
-        async def answer(request: bytes, context: Context) -> bytes:
-            await self._check(context)
+    def guarded(self, path: str, handler: _Any, access: Access) -> _Any:
+        """`handler`, for those who have the key of `access`."""
+
+        async def answer(request: object, context: Context) -> object:
+            began_s, code = self._clock.monotonic_s(), "UNKNOWN"
             try:
-                return await cast(Unary, handler)(request, context)
+                self._check(context, access)
+                result = await handler(request, context)
+                code = "OK"
+                return result
             except PhalanxError as error:
-                await refuse(context, error)
+                status = status_of(error)
+                code = status.code.name
+                await context.abort(status.code, status.message, status.metadata)
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            finally:
+                if self._access_log:
+                    duration_ms = (self._clock.monotonic_s() - began_s) * 1000.0
+                    logger.info(
+                        "method=%s status=%s duration_ms=%.1f client=%s",
+                        path,
+                        code,
+                        duration_ms,
+                        context.peer(),
+                    )
+            raise AssertionError("abort raises")
 
         return answer
 
-    def streaming(self, handler: Stream) -> Stream:
-        async def answer(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._check(context)
-            try:
-                await handler(requests, context)
-            except PhalanxError as error:
-                await refuse(context, error)
-
-        return answer
-
-    async def _check(self, context: Context) -> None:
+    def _check(self, context: Context, access: Access) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not self._keys.allow(self._access, given.encode() if isinstance(given, str) else given):
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "send the gateway's key as the metadata `authorization: Bearer KEY`",
+        if not self._keys.allow(access, given.encode() if isinstance(given, str) else given):
+            raise WrongKeyError(
+                "send the gateway's key as the metadata `authorization: Bearer KEY`"
             )

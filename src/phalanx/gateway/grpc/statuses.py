@@ -24,6 +24,10 @@ MAX_DETAIL = 2000
 """Characters of a status, which travels in a header."""
 
 
+class WrongKeyError(InvalidInputError):
+    """The caller does not show the key that the method asks for."""
+
+
 class Status(NamedTuple):
     code: StatusCode
     message: str
@@ -31,6 +35,7 @@ class Status(NamedTuple):
 
 
 _CODES: tuple[tuple[type[PhalanxError], StatusCode], ...] = (
+    (WrongKeyError, StatusCode.UNAUTHENTICATED),
     (UnknownModelError, StatusCode.NOT_FOUND),
     (BodyTooLargeError, StatusCode.RESOURCE_EXHAUSTED),
     (InvalidInputError, StatusCode.INVALID_ARGUMENT),
