@@ -91,7 +91,11 @@ class Gateway:
         ).add_to(self.router)
         self._workers = Workers(config.threads)
         OpenpiAdapter(
-            self.caller, self._workers, RequestIds(), clock, default_model=config.http_model
+            self.caller,
+            self._workers,
+            RequestIds(),
+            clock,
+            default_model=config.robot_model or config.http_model,
         ).add_to(self.router)
         ActionsAdapter(self.caller, self._workers, default_model=config.http_model).add_to(
             self.router
