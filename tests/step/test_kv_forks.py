@@ -57,6 +57,17 @@ def test_a_fork_onto_a_longer_stream_cuts_what_is_seen(cache):
     assert cache.num_free_pages == 16 - 2 - 3, "its pages stay: a high-water mark"
 
 
+def test_a_fork_of_the_same_length_over_the_same_pages_is_another_content(cache):
+    """Whoever remembers what it read of the target must read it again."""
+    fork = kv_step(("a", 0), post_forks=(Fork("a", "main", "kept"),))
+    run(cache, fork)
+    before = cache.pages("a", "kept", 5)
+    run(cache, fork)
+    after = cache.pages("a", "kept", 5)
+    assert after.pages == before.pages
+    assert after.generation != before.generation
+
+
 def test_a_fork_of_an_empty_stream_is_empty(cache):
     cache.ingest_request("b", None)
     run(cache, kv_step(("b", 0), post_forks=(Fork("b", "main", "kept"),)))
