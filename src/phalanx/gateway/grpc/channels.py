@@ -8,8 +8,7 @@ started. One that could not be made is given up: the next request tries anew and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -76,12 +75,14 @@ class Channels:
         Raises `NotConnectedError`, `TimeoutError` where there was no connection before `end_s`, and
         whatever gRPC raises for a call that was sent.
         """
-        now_s = asyncio.get_running_loop().time
-        async with asyncio.timeout_at(end_s) as deadline, self._connected(endpoint) as method:
-            deadline.reschedule(None)
-            call = method(payload, timeout=end_s - now_s(), metadata=self._metadata or None)
+        connection = await self._connected(endpoint, end_s)
+        try:
+            timeout_s = end_s - asyncio.get_running_loop().time()
+            call = connection.infer(payload, timeout=timeout_s, metadata=self._metadata or None)
             answer = await call
             return answer, tuple(await call.trailing_metadata() or ())
+        finally:
+            await self._left(connection)
 
     async def close(self) -> None:
         """Close all; calls that still run are cancelled."""
@@ -89,20 +90,29 @@ class Channels:
         for connection in connections.values():
             await connection.channel.close()
 
-    @asynccontextmanager
-    async def _connected(self, endpoint: Endpoint) -> AsyncIterator[Method]:
-        connection = await self._connection(endpoint)
-        connection.num_users += 1
-        try:
-            fault = await self._connect(connection.channel)
-            if fault:
-                await self._give_up(endpoint, connection)
-                raise NotConnectedError(f"{endpoint} {fault}")
-            yield connection.infer
-        finally:
-            connection.num_users -= 1
-            if connection.given_up and not connection.num_users:
-                await connection.channel.close()
+    async def _connected(self, endpoint: Endpoint, end_s: float) -> _Connection:
+        """A ready connection with one user more."""
+        known = self._connections.get(endpoint)
+        if known is not None and known.channel.get_state(try_to_connect=True) is State.READY:
+            known.num_users += 1
+            return known
+        async with asyncio.timeout_at(end_s):
+            connection = await self._connection(endpoint)
+            connection.num_users += 1
+            try:
+                fault = await self._connect(connection.channel)
+                if fault:
+                    await self._give_up(endpoint, connection)
+                    raise NotConnectedError(f"{endpoint} {fault}")
+            except BaseException:
+                await self._left(connection)
+                raise
+            return connection
+
+    async def _left(self, connection: _Connection) -> None:
+        connection.num_users -= 1
+        if connection.given_up and not connection.num_users:
+            await connection.channel.close()
 
     async def _connection(self, endpoint: Endpoint) -> _Connection:
         connection = self._connections.get(endpoint)

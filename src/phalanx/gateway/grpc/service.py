@@ -103,6 +103,8 @@ class Door:
         return answer
 
     def _check(self, context: Context, access: Access) -> None:
+        if self._keys.allow(access, b""):
+            return
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
         if not self._keys.allow(access, given.encode() if isinstance(given, str) else given):
             raise WrongKeyError(
