@@ -16,6 +16,7 @@ from torch.nn import functional
 from phalanx.device.operators.base import HeadLayout, Operators
 from phalanx.layers.linear import Linear
 from phalanx.layers.rotary import RopeParameters, inverse_frequencies
+from phalanx.layers.token_blocks import token_blocks
 from phalanx.step.resources.attention import PagedAttention
 
 Rotary = tuple[Tensor, Tensor]
@@ -123,6 +124,8 @@ class GemmaMLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(shape.width, 2 * shape.inner_width, dtype=dtype)
         self.down = Linear(shape.inner_width, shape.width, dtype=dtype)
+        self.inner_values = 2 * shape.inner_width
+        """Numbers that a token takes inside."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up.forward(x).chunk(2, dim=-1)
@@ -158,7 +161,9 @@ class GemmaLayer(nn.Module):
 
     def forward(self, x: Tensor, attention: PagedAttention, rotary: Rotary) -> Tensor:
         x = x + self.attention.forward(self.input_norm.forward(x), attention, rotary)
-        return x + self.mlp.forward(self.post_norm.forward(x))
+        for block in token_blocks(x, self.mlp.inner_values):
+            block.add_(self.mlp.forward(self.post_norm.forward(block)))
+        return x
 
     def remember(self, x: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
         """What the last layer does whose output nobody reads."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phalanx.layers.linear import Linear
+from phalanx.layers.token_blocks import token_blocks
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class SiglipLayer(nn.Module):
         self.up = Linear(width, shape.inner_width, bias=True, dtype=dtype)
         self.down = Linear(shape.inner_width, width, bias=True, dtype=dtype)
         self._num_heads = shape.num_heads
+        self._inner_width = shape.inner_width
 
     def forward(self, x: Tensor, num_images: int) -> Tensor:
         """`x` is [images * patches, width]."""
@@ -58,8 +60,10 @@ class SiglipLayer(nn.Module):
         q, k, v = by_head.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.out.forward(mixed.transpose(1, 2).reshape(x.shape))
-        inner = functional.gelu(self.up.forward(self.norm2(x)), approximate="tanh")
-        return x + self.down.forward(inner)
+        for block in token_blocks(x, self._inner_width):
+            inner = functional.gelu(self.up.forward(self.norm2(block)), approximate="tanh")
+            block.add_(self.down.forward(inner))
+        return x
 
 
 class SiglipTower(nn.Module):

@@ -26,9 +26,10 @@ from phalanx.models.pi.geometry import PiGeometry, resolve_geometry
 from phalanx.models.pi.loading import check_report, load_weights
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.names import EMBEDDING
-from phalanx.models.pi.prefix_nodes import PrefixNode, VisionNode
+from phalanx.models.pi.prefix_nodes import PolicyNode, PrefixNode, VisionNode
 from phalanx.models.pi.rollout import VALUE
 from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
+from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi.targets import Target
 from phalanx.models.pi.weight_store import PolicyWeights
@@ -142,37 +143,58 @@ def targets_of(model: PiModel, *, tied: bool) -> dict[str, tuple[Target, ...]]:
 
 def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
     """A service of `max_batch_size` rows at once."""
-    model, geometry, backend = policy.model, policy.model.geometry, policy.backend
-    engine = StepEngine(backend)
-    nodes = {
-        VISION_NODE: VisionNode(model, backend),
-        PREFIX_NODE: PrefixNode(model, backend),
-        EXPERT_NODE: ExpertNode(model, backend),
-    }
-    engine.load_model(nodes, list(_specs(policy, max_batch_size)))
-    engine.warm_up()
-    chunk = (geometry.chunk_size, geometry.max_action_dim)
-    side = geometry.image_size
-    limits = Limits(
-        vocab_size=geometry.vocab_size,
-        max_batch_size=max_batch_size,
-        row_shapes={
-            "pixel_values": (geometry.num_cameras, 3, side, side),
-            "input_ids": (geometry.tokenizer_max_length,),
-            "noise": chunk,
-            "state": (geometry.max_state_dim,),
-            **({VALUE: ()} if model.expert.trained_later else {}),
-        },
-    )
+    geometry = policy.model.geometry
+    engine = build_engine(policy, nodes_of(policy), max_batch_size)
+    # Every row that runs may be in a step, with all that it has.
+    budget = Budget(max_batch_size * policy.model.max_tokens, max_batch_size)
     generator = torch.Generator()
     seed = get_engine_config().runtime.seed
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
-    # Every row that runs may be in a step, with all that it has.
-    loop = StepLoop(engine, Budget(max_batch_size * model.max_tokens, max_batch_size))
-    return PolicyService(engine, loop, policy.weights, model, limits, generator)
+    return PolicyService(
+        engine,
+        StepLoop(engine, budget),
+        policy.weights,
+        RowMaker(geometry, policy.backend.device, generator),
+        geometry.image_tokens,
+        limits_of(policy.model, max_batch_size),
+    )
+
+
+def nodes_of(policy: LoadedPolicy) -> dict[str, PolicyNode]:
+    return {
+        VISION_NODE: VisionNode(policy.model, policy.backend),
+        PREFIX_NODE: PrefixNode(policy.model, policy.backend),
+        EXPERT_NODE: ExpertNode(policy.model, policy.backend),
+    }
+
+
+def build_engine(
+    policy: LoadedPolicy, nodes: Mapping[str, PolicyNode], max_batch_size: int
+) -> StepEngine:
+    """An engine of these nodes, with room for `max_batch_size` rows."""
+    engine = StepEngine(policy.backend)
+    engine.load_model(nodes, list(_specs(policy, max_batch_size)))
+    engine.warm_up()
+    return engine
+
+
+def limits_of(model: PiModel, max_batch_size: int) -> Limits:
+    """What a request may be."""
+    geometry, side = model.geometry, model.geometry.image_size
+    return Limits(
+        vocab_size=geometry.vocab_size,
+        max_batch_size=max_batch_size,
+        row_shapes={
+            "pixel_values": (geometry.num_cameras, 3, side, side),
+            "input_ids": (geometry.tokenizer_max_length,),
+            "noise": (geometry.chunk_size, geometry.max_action_dim),
+            "state": (geometry.max_state_dim,),
+            **({VALUE: ()} if model.expert.trained_later else {}),
+        },
+    )
 
 
 def _specs(policy: LoadedPolicy, max_batch_size: int) -> Iterable[ResourceSpec]:

@@ -5,26 +5,22 @@ together, as one event.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from phalanx.layers.real_time_chunking import Schedule, prefix_weights
 from phalanx.loop.step_loop import StepLoop
-from phalanx.models.pi.model import PiModel
-from phalanx.models.pi.request import PiRequest, RealTimeChunking
-from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, RowRollout, gathered
-from phalanx.models.pi.row import OldChunk, PolicyRow, RowInputs
+from phalanx.models.pi.request import PiRequest
+from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, gathered
+from phalanx.models.pi.row import PolicyRow, RowInputs
+from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.weight_store import PolicyWeights
 from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, ReplaceWeights
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.engine import StepEngine
-
-DEFAULT_HORIZON = 10
-"""The execution horizon of LeRobot's real-time chunking."""
 
 
 @dataclass
@@ -45,17 +41,16 @@ class PolicyService:
         engine: StepEngine,
         loop: StepLoop,
         weights: PolicyWeights,
-        model: PiModel,
+        rows: RowMaker,
+        image_tokens: int,
         limits: Limits,
-        generator: torch.Generator,
     ) -> None:
         self.limits = limits
         self.weights = weights
-        self.model = model
         self._engine = engine
         self._loop = loop
-        self._generator = generator
-        self._device = engine.backend.device
+        self._rows = rows
+        self._image_tokens = image_tokens
         self._groups: dict[str, _Group] = {}
         self._parents: dict[str, str] = {}
         self._dropped: set[str] = set()
@@ -67,7 +62,7 @@ class PolicyService:
 
     def start(self, rid: str, request: PiRequest, state: Tensor | None = None) -> None:
         """Queue a request; `state` (B, size) where the expert reads one."""
-        self._start(rid, self._rows(request, state))
+        self._start(rid, self._rows.make(request, state))
 
     def start_rollout(
         self,
@@ -79,24 +74,15 @@ class PolicyService:
         with_values: bool,
     ) -> None:
         """Queue a rollout: a deviation for each step (B, steps), and noise (B, steps, chunk, size)."""
-        rows = self._rows(request, None)
-        steps = sigmas.shape[1]
-        if step_noise is None:
-            noise = self._drawn((len(rows), steps, *rows[0].noise.shape))
-        else:
-            noise = step_noise.to(self._device, torch.float32)
-        drawn = [
-            replace(row, num_steps=steps, rollout=RowRollout(noise[at], tuple(own), with_values))
-            for at, (row, own) in enumerate(zip(rows, sigmas.tolist(), strict=True))
-        ]
-        self._start(rid, drawn)
+        rows = self._rows.make_rollout(request, sigmas, step_noise, with_values=with_values)
+        self._start(rid, rows)
 
     def _start(self, rid: str, rows: list[RowInputs]) -> None:
         children = tuple(rid if len(rows) == 1 else f"{rid}#{at}" for at in range(len(rows)))
         self._groups[rid] = _Group(children)
         self._parents.update(dict.fromkeys(children, rid))
         for child, inputs in zip(children, rows, strict=True):
-            self._loop.start(child, PolicyRow(inputs, self.model.geometry.image_tokens))
+            self._loop.start(child, PolicyRow(inputs, self._image_tokens))
 
     def cancel(self, rid: str) -> None:
         group = self._groups.get(rid)
@@ -146,57 +132,6 @@ class PolicyService:
         self._loop.cancel_all()
         self._loop.close()
         self._engine.shutdown()
-
-    def _rows(self, request: PiRequest, state: Tensor | None) -> list[RowInputs]:
-        """Each row's own part, on the device where it is computed with."""
-        ids, lens = request.input_ids, request.lang_lens.tolist()
-        noise = self._noise(request)
-        images = request.pixel_values.to(self._device, torch.float32)
-        masks = request.image_masks
-        num_steps = request.num_steps or self.model.geometry.num_steps
-        rows: list[RowInputs] = []
-        for at in range(len(ids)):
-            rows.append(
-                RowInputs(
-                    images=images[at] if masks is None else images[at][masks[at].to(images.device)],
-                    token_ids=ids[at, : lens[at]].to(self._device),
-                    noise=noise[at],
-                    num_steps=num_steps,
-                    state=None if state is None else state[at].to(self._device, torch.float32),
-                    old_chunk=None if request.rtc is None else self._old_chunk(request.rtc, at),
-                )
-            )
-        return rows
-
-    def _noise(self, request: PiRequest) -> Tensor:
-        geometry = self.model.geometry
-        if request.noise is not None:
-            return request.noise.to(self._device, torch.float32)
-        shape = (len(request.input_ids), geometry.chunk_size, geometry.max_action_dim)
-        return self._drawn(shape)
-
-    def _drawn(self, shape: tuple[int, ...]) -> Tensor:
-        # On the host, so that a seed gives the same actions on every device.
-        return torch.randn(shape, generator=self._generator).to(self._device)
-
-    def _old_chunk(self, rtc: RealTimeChunking, row: int) -> OldChunk:
-        geometry = self.model.geometry
-        left = rtc.prev_chunk_left_over[row]
-        actions = torch.zeros(geometry.chunk_size, geometry.max_action_dim)
-        actions[: left.shape[0], : left.shape[1]] = left
-        horizon = min(rtc.execution_horizon or DEFAULT_HORIZON, len(left))
-        if rtc.mode == "guided":
-            delay, num_frozen = rtc.inference_delay, 0
-            weights = prefix_weights(Schedule(rtc.schedule), delay, horizon, geometry.chunk_size)
-        else:
-            num_frozen = min(rtc.inference_delay, len(left))
-            weights = torch.zeros(geometry.chunk_size)
-        return OldChunk(
-            actions.to(self._device),
-            weights.to(self._device),
-            rtc.max_guidance_weight,
-            num_frozen,
-        )
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A row's event as its request's: one `Scheduled`, one end when all rows have ended."""
