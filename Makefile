@@ -2,10 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check lint test-long setup clean
+.PHONY: help demo demo-robot test check lint test-long setup clean
 
 help:
 	@echo "make demo       serve a small language model here and talk to it"
+	@echo "make demo-robot drive a robot through the gateway with LeRobot's own client"
 	@echo "make test       everything that must hold before a change goes in (= make check)"
 	@echo "make test-long  fault injection, fuzzing, real peers: minutes more"
 	@echo "make lint       format, lint, types and layering alone"
@@ -18,6 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 
 demo: setup
 	@$(BIN)/python examples/demo.py
+
+demo-robot: setup
+	@$(BIN)/python examples/robot_demo.py
 
 # One torch thread: two of them on a busy two-core machine can be ten times slower.
 check test-long: export OMP_NUM_THREADS := 1

@@ -24,11 +24,13 @@ NO_PYTHON = 3
 @dataclass(frozen=True)
 class Peer:
     """`bare` packages are installed without what they ask for: LeRobot asks for far more than its
-    client loads, and for an earlier torch. `python` is the version that the peer needs.
+    client loads, and for an earlier torch. `local` are packages of this repository, used as they
+    lie. `python` is the version that the peer needs.
     """
 
     packages: tuple[str, ...]
     bare: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
     python: str | None = None
 
 
@@ -56,6 +58,7 @@ PEERS = {
             "einops<0.9",
         ),
         bare=("lerobot==0.4.4", "torchvision==0.16.2"),
+        local=("examples/robot",),
         python="3.11",
     ),
     "lerobot06": Peer(
@@ -66,10 +69,14 @@ PEERS = {
             "protobuf<8",
             "draccus==0.11.6",
             "huggingface-hub<2",
+            "safetensors<1",
+            "gymnasium<2",
+            "Pillow<13",
             "opencv-python-headless<5",
             "einops<0.9",
         ),
         bare=("lerobot==0.6.1", "torchvision==0.28.0"),
+        local=("examples/robot",),
         python="3.12",
     ),
 }
@@ -88,15 +95,17 @@ def make(name: str) -> Path:
     directory = ROOT / f".venv-{name}"
     python = directory / "bin" / "python"
     stamp = directory / ".installed"
-    wanted = "\n".join((*peer.packages, *peer.bare))
+    wanted = "\n".join((*peer.packages, *peer.bare, *peer.local))
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     base = sys.executable if peer.python is None else find_python(peer.python)
     subprocess.run([base, "-m", "venv", "--clear", directory], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, *peer.packages], check=True)
     if peer.bare:
         subprocess.run([*install, "--no-deps", *peer.bare], check=True)
+    for folder in peer.local:
+        subprocess.run([*install, "--no-deps", "--editable", ROOT / folder], check=True)
     stamp.write_text(wanted)
     return python
 

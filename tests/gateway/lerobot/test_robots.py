@@ -195,6 +195,8 @@ def test_what_was_sent_before_the_answer_is_not_answered_while_the_robot_has_act
             assert gateway.view().num_outdated == 1
             await robot.send(timestep=6)
             assert (await robot.acted())[0].timestep == 6
+            view = gateway.view()
+            assert (view.num_observations, view.num_answered, view.num_replaced) == (3, 2, 0)
 
     run(scenario())
 

@@ -52,6 +52,7 @@ class Session:
         self._settings = settings
         self._clock = clock
         self._newest: Arrived | None = None
+        self._asking: Arrived | None = None
         self._ready: _Ready | None = None
         self._handed: tuple[Chunk, float] | None = None
         self._work: asyncio.Task[None] | None = None
@@ -94,7 +95,7 @@ class Session:
             raise InvalidRequestError(
                 "the robot has sent no policy instructions; send them before observations"
             )
-        if self._newest is not None:
+        if self._newest is not None and self._newest is not self._asking:
             self.account.num_replaced += 1
         self.account.num_observations += 1
         self._newest = Arrived(data, self._clock.wall_s(), self._clock.monotonic_s())
@@ -149,20 +150,21 @@ class Session:
         if loop.time() < self._resume_s:
             loop.call_at(self._resume_s, self._pulse)
             return
+        self._asking = self._newest
         self._work = loop.create_task(self._answer(self._newest, self.instructions))
         self._work.add_done_callback(lambda _: self._pulse())
 
     def _stop_work(self) -> None:
         """What was being answered stays the newest, unless there is a newer one."""
         if self._work is not None:
-            work, self._work = self._work, None
+            work, self._work, self._asking = self._work, None, None
             work.cancel()
             self._stopped.add(work)
             work.add_done_callback(self._stopped.discard)
 
     def _reap(self) -> None:
         if self._work is not None and self._work.done():
-            work, self._work = self._work, None
+            work, self._work, self._asking = self._work, None, None
             if work.exception() is not None:
                 self._rest()
             work.result()
