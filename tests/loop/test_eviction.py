@@ -124,6 +124,31 @@ def test_the_oldest_running_request_is_never_moved():
         assert bench.output(rid) == expected(bench, rid)
 
 
+class Measuring(Priority):
+    """Remembers by what it was to order."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def order(self, candidates):
+        self.seen.append({one.rid: one.offload_priority for one in candidates})
+        return super().order(candidates)
+
+
+def test_the_measure_is_that_of_the_resource_that_ran_out():
+    """Pages of the cache, of which the longer ones hold more."""
+    policy = Measuring()
+    bench = bench_of(num_pages=9, page_size=2, host_pages=20, eviction=policy)
+    for rid, length in (("oldest", 4), ("long", 8), ("short", 2)):
+        bench.start(rid, length, 6)
+    bench.finish()
+    first = policy.seen[0]
+    assert first["long"] > first["short"] > 0.0
+    assert "oldest" not in first
+    for rid in bench.states:
+        assert bench.output(rid) == expected(bench, rid)
+
+
 def test_a_victim_outside_the_step_is_preferred():
     """Two walks take turns; the one that outgrows the pool moves one of the other."""
     policy = Recording()
