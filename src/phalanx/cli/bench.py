@@ -6,9 +6,11 @@ import typer
 
 from phalanx.bench.dispatch import dispatch
 from phalanx.bench.generate import generate
+from phalanx.bench.policy import policy
 from phalanx.bench.step import step
 
 bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_help=True)
 bench_app.command("generate")(generate)
 bench_app.command("dispatch")(dispatch)
+bench_app.command("policy")(policy)
 bench_app.command("step")(step)
