@@ -134,6 +134,29 @@ def test_a_request_that_found_no_connection_brings_the_next_probe_forward():
     run(scenario())
 
 
+def test_a_request_that_was_lost_brings_the_next_probe_forward_and_one_that_was_not_does_not():
+    async def scenario():
+        case = Case(probe_interval_s=1000.0)
+        server_id = case.add(1)
+        task = asyncio.create_task(case.prober.run())
+        _, answer = await case.check.asked.get()
+        answer.set_result((Probe.HEALTHY, ""))
+        await case.until(server_id, ServerState.READY)
+        for code in ("OK", "INVALID_ARGUMENT", "UNAVAILABLE"):
+            assert case.check.asked.empty()
+            with case.pool.acquire("m", Scheme.GRPC) as ticket:
+                ticket.outcome(code)
+            due_s = case.registry.next_probe_s()
+            assert (due_s < asyncio.get_running_loop().time() + 1) == (code == "UNAVAILABLE")
+        _, answer = await case.check.asked.get()
+        assert case.state(server_id) is ServerState.READY, "it may have been the request's fault"
+        answer.set_result((Probe.UNREACHABLE, "gone"))
+        await case.until(server_id, ServerState.UNHEALTHY)
+        await case.cancelled(task)
+
+    run(scenario())
+
+
 def test_leases_end_on_time_without_anybody_asking():
     async def scenario():
         case = Case(lease_s=0.02, heartbeat_s=0.01, forget_s=0.02)

@@ -75,6 +75,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.observe(key, "unreachable")
         self.registry.connect_failed(identity(key), "refused")
 
+    @rule(key=KEYS)
+    def suspect(self, key):
+        self.registry.suspect(identity(key))
+
     @rule(seconds=st.sampled_from([0.5, 1, 5, 14, 15, 59, 100, 300]))
     def pass_time(self, seconds):
         self.clock.advance(seconds)
@@ -114,8 +118,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert server.state is not ServerState.DRAINING
             self.registry.observe(server.server_id, Probe.HEALTHY)
             self.model.observe((server.model_name, server.endpoint.port), "healthy")
+        for key in self.model.entries:
+            self.registry.suspect(identity(key))
         next_s = self.registry.next_probe_s()
-        assert next_s is None or next_s > self.clock.monotonic_s()
+        assert next_s is None or next_s >= self.clock.monotonic_s()
+        assert self.registry.due() == [], "they were probed just now"
 
     @invariant()
     def published_is_what_the_model_says(self):

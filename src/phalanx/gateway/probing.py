@@ -10,12 +10,15 @@ from phalanx.clock import Clock
 from phalanx.gateway.alarm import Alarm
 from phalanx.gateway.health_check import Finding, HealthCheck
 from phalanx.routing.endpoint import Scheme
+from phalanx.routing.load import Ticket
 from phalanx.routing.pool_registry import PoolRegistry
 from phalanx.routing.registration import Probe
 from phalanx.routing.snapshot import Server, Snapshot
 
 logger = logging.getLogger(__name__)
 MAX_CONCURRENT = 64
+LOST_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "502", "504"})
+"""What a request comes to whose server may be gone."""
 
 
 class Prober:
@@ -30,6 +33,7 @@ class Prober:
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
         self._shown: Snapshot = registry.publisher.snapshot
         registry.publisher.listen(lambda _: self._alarm.wake())
+        registry.load.listen(self._left)
 
     async def run(self) -> None:
         try:
@@ -42,6 +46,11 @@ class Prober:
         finally:
             for check in self._checks.values():
                 await check.close()
+
+    def _left(self, ticket: Ticket, duration_s: float) -> None:
+        if ticket.code in LOST_CODES:
+            self._registry.suspect(ticket.server.server_id)
+            self._alarm.wake()
 
     async def _probe(self, server: Server) -> None:
         timeout_s = self._registry.policy.probe_timeout_s

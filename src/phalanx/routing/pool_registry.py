@@ -127,6 +127,13 @@ class PoolRegistry:
             known.probe_at_s = min(known.probe_at_s, self._now() + self.policy.down_interval_s)
         self._show(known)
 
+    def suspect(self, server_id: str) -> None:
+        """A request that had started was lost at the server: probe it soon, as one that is down."""
+        known = self._servers.get(server_id)
+        if known is not None and known.probe_at_s is not None:
+            soon_s = known.probed_s + self.policy.down_interval_s
+            known.probe_at_s = min(known.probe_at_s, max(soon_s, self._now()))
+
     def due(self) -> list[Server]:
         """The servers to probe now; each answer is to be told to `observe`."""
         now_s = self._now()
@@ -148,7 +155,8 @@ class PoolRegistry:
             at_once = probe is Probe.UNREACHABLE
             self._fail(known, self.policy.max_failures if at_once else 1, detail)
             pause_s = self.policy.down_interval_s
-        known.probe_at_s = self._now() + pause_s
+        known.probed_s = self._now()
+        known.probe_at_s = known.probed_s + pause_s
         self._show(known)
 
     def next_probe_s(self) -> float | None:

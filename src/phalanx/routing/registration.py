@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from dataclasses import dataclass
 
 from phalanx.routing.endpoint import Endpoint
@@ -29,7 +30,8 @@ def identify(model_name: str, endpoint: Endpoint) -> str:
 class Registration:
     """`health` is what probes showed; `num_failures` of them in a row failed last.
 
-    `lease_until_s` is None for a managed server. `probe_at_s` is None while a probe runs.
+    `lease_until_s` is None for a managed server. `probe_at_s` is None while a probe runs, and
+    `probed_s` when the last one ended.
     """
 
     server_id: str
@@ -39,6 +41,7 @@ class Registration:
     probe_at_s: float | None
     health: ServerState
     detail: str = ""
+    probed_s: float = -math.inf
     num_failures: int = 0
     expired: bool = False
     draining: bool = False
