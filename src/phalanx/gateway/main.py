@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from phalanx.errors import MissingDependencyError
 from phalanx.gateway.config import GatewayConfig
+from phalanx.heap import keep_freed_memory
 
 try:
     import uvloop
@@ -28,6 +29,7 @@ def run_gateway(config: GatewayConfig, *, on_ready: Callable[[Gateway], None]) -
 
     `on_ready` is called when it listens. Raises `ConfigurationError` where it cannot.
     """
+    keep_freed_memory()
     uvloop.run(_serve(config, on_ready))
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from phalanx.engine.workers.arena import CUTOFF_OFFSET, ArenaReader, ArenaWriter, create_arena
 from phalanx.engine.workers.cutoff import Cutoff, RankCutoff, map_words
-from phalanx.engine.workers.heap import keep_freed_memory
+from phalanx.heap import keep_freed_memory
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
 from phalanx.engine.workers.packets import (

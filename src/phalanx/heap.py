@@ -1,4 +1,4 @@
-"""Keeps the memory that a worker frees: it is soon needed again, for the next payload."""
+"""Keeps the memory that a process frees: it is soon needed again, for the next payload."""
 
 from __future__ import annotations
 
