@@ -17,7 +17,6 @@ import msgspec
 
 from phalanx.engine.workers.arena import CUTOFF_OFFSET, ArenaReader, ArenaWriter, create_arena
 from phalanx.engine.workers.cutoff import Cutoff, RankCutoff, map_words
-from phalanx.heap import keep_freed_memory
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
 from phalanx.engine.workers.packets import (
@@ -30,6 +29,7 @@ from phalanx.engine.workers.packets import (
 from phalanx.engine.workers.payload import encode, encode_request
 from phalanx.engine.workers.places import PayloadReader, PayloadWriter
 from phalanx.errors import EngineOverloadedError, EngineUnavailableError, InvalidRequestError
+from phalanx.heap import keep_freed_memory
 
 __all__ = [
     "DEFAULT_ARENA_BYTES",
