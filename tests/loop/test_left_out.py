@@ -123,3 +123,17 @@ def test_a_row_left_out_of_a_step_ahead_comes_into_the_next_without_being_woken(
         assert bench.output(rid) == expected(bench, rid)
     assert bench.states["a"].num_left_out > 0
     bench.loop.close()
+
+
+@LOOPS
+def test_one_that_is_woken_comes_in_while_others_go_on(kind):
+    bench = bench_of(kind=kind)
+    bench.start("late", 3, 2, kind=Hesitant)
+    bench.start("a", 3, 40)
+    for _ in range(4):
+        bench.tick()
+    bench.states["late"].ready = True
+    bench.engine.waker.wake()
+    bench.finish()
+    assert bench.ledger.order == ["late", "a"]
+    bench.loop.close()
