@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool
 
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Actions, Observation
@@ -51,6 +51,12 @@ def test_field_numbers_are_those_of_the_protocol():
     assert fields == set(range(1, 10))
     assert data.startswith(b"\x0a\x03r-1"), "request_id is field 1"
     assert wire.peek(b"\x42\x04pi05\x0a\x01x") == wire.RequestHead("x", "pi05")
+
+
+def test_the_messages_are_in_no_pool_that_others_share():
+    assert REQUEST.new() is not None
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindMessageTypeByName("robot.inference.v1.InferenceRequest")
 
 
 def test_a_jpeg_comes_back_close_and_is_smaller():
