@@ -12,7 +12,7 @@ from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine
 from phalanx.testing.token_request import NODE
-from tests.loop.ledger import Bench, bench_of
+from tests.loop.ledger import Bench, bench_of, prompt_of
 from tests.loop.surprising import StoppingRequest, check_outputs
 from tests.loop.threaded import ThreadedLoop
 from tests.step.caches import in_flight
@@ -78,6 +78,21 @@ def test_it_computes_ahead_and_discards_what_threads_do():
 
     assert counts(PipelinedLoop) == counts(ThreadedLoop)
     assert counts(PipelinedLoop)[2] > 0
+
+
+def test_what_the_step_in_hand_leaves_in_the_cache_is_taken_over_as_with_threads():
+    def taken_over(kind):
+        bench = bench_of(kind=kind, tokens=5)
+        prompt = prompt_of(23)
+        bench.start("a", 0, 2, prompt=prompt)
+        bench.tick()
+        bench.start("b", 0, 2, prompt=prompt)
+        bench.finish()
+        check_outputs(bench)
+        bench.loop.close()
+        return bench.states["b"].num_adopted
+
+    assert taken_over(PipelinedLoop) == taken_over(ThreadedLoop) > 0
 
 
 def test_a_close_before_the_planned_step_has_run_gives_back_what_it_holds():
