@@ -63,13 +63,17 @@ class PI05Expert(ActionExpert):
         head = self.value_head
         return frozenset() if head is None else frozenset(name for name, _ in head.targets())
 
-    def time_condition(self, time: float) -> Tensor:
-        """What the norms are modulated by, float32 [1, width]."""
+    def embedded_time(self, time: float) -> Tensor:
+        """Sines and cosines of a time, float32 [1, width]."""
         geometry = self._geometry
         embedded = time_embedding(
             time, geometry.expert_width, geometry.min_period, geometry.max_period
         )
-        x = self.time_in.forward(embedded[None].to(self.norm.ones.device))
+        return embedded[None].to(self.norm.ones.device)
+
+    def time_condition(self, time: float) -> Tensor:
+        """What the norms are modulated by, float32 [1, width]."""
+        x = self.time_in.forward(self.embedded_time(time))
         return functional.silu(self.time_out.forward(functional.silu(x)))
 
     def compute_condition(self, time: float) -> Tensor:
