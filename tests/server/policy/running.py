@@ -153,12 +153,15 @@ def starting(
 
 @contextmanager
 def serving(args: FakePolicyArgs | None = None, plugin=FakePolicy, **options):
-    """Ready on entry, ended on exit."""
-    server = starting(args or FakePolicyArgs(), plugin, **options)
+    """Ready on entry, ended on exit, where what is held is let go."""
+    args = args or FakePolicyArgs()
+    server = starting(args, plugin, **options)
     try:
         server.ready.result()
         yield server
     finally:
+        if args.gate is not None:
+            args.gate.open()
         server.stop()
         server.stop()
         server.join()

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from phalanx.server.policy.failures import (
     RequestAbortedError,
     policy_failure,
 )
+from phalanx.server.policy.running_request import RunningRequest
 
 logger = logging.getLogger(__name__)
 
@@ -68,20 +69,6 @@ class ServiceParts:
     live: LiveRequests
     metrics: ServerMetrics
     clock: Clock
-
-
-@dataclass(frozen=True, eq=False)
-class _Running:
-    """One request; `aborted` is resolved when the server ends it."""
-
-    rid: str
-    aborted: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def abort(self) -> None:
-        if not self.aborted.done():
-            self.aborted.set_result(None)
 
 
 class PolicyService:
@@ -173,27 +160,32 @@ class PolicyService:
             )
 
     async def _one(self, read: Read[T]) -> T:
-        running = _Running(uuid.uuid4().hex)
+        running = RunningRequest(uuid.uuid4().hex)
         self._live.add(running.rid, running.abort)
         self._num_pending += 1
         try:
-            async with self._turn():
+            async with self._turn(running):
                 return await self._stages(running, read)
         finally:
             self._num_pending -= 1
             self._live.discard(running.rid)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, running: RunningRequest) -> AsyncIterator[None]:
+        """A request that has the server for itself keeps it until all of its work has ended, also
+        where it was cancelled before."""
         if self._turns is None:
             yield
             return
         async with self._turns:
-            yield
+            try:
+                yield
+            finally:
+                await running.over()
 
-    async def _stages(self, running: _Running, read: Read[T]) -> T:
+    async def _stages(self, running: RunningRequest, read: Read[T]) -> T:
         begun_s = self._clock.monotonic_s()
-        prepare = partial(self._prepare, running.rid, read)
+        prepare = partial(self._prepare, running, read)
         observation, encode, future = await self._on_thread(running, PolicyStage.PREPARE, prepare)
         submitted_s = self._clock.monotonic_s()
         output = await self._computed(running, future)
@@ -208,21 +200,28 @@ class PolicyService:
 
         return await self._on_thread(running, PolicyStage.FINISH, finish)
 
-    def _prepare(self, rid: str, read: Read[T]) -> tuple[Observation, Encode[T], Future[Any]]:
+    def _prepare(
+        self, running: RunningRequest, read: Read[T]
+    ) -> tuple[Observation, Encode[T], Future[Any]]:
         """On a thread, submitting included: it copies the request's tensors."""
         observation, encode = read()
         request = self._adapter.request(observation)
-        return observation, encode, self.engine.submit(request, rid=rid)
+        future = self.engine.submit(request, rid=running.rid)
+        running.work.append(future)
+        return observation, encode, future
 
-    async def _on_thread(self, running: _Running, stage: PolicyStage, work: Callable[[], T]) -> T:
+    async def _on_thread(
+        self, running: RunningRequest, stage: PolicyStage, work: Callable[[], T]
+    ) -> T:
         future = self._pool.submit(self._timed, stage, partial(attempt, work))
+        running.work.append(future)
 
         def cancel() -> None:
             if not future.cancel():
                 # What it submits is not wanted any more.
                 future.add_done_callback(lambda _: self.engine.cancel(running.rid))
 
-        await self._until_done(running, future, cancel)
+        await running.until_done(future, cancel)
         outcome = future.result()
         if isinstance(outcome, Raised):
             raise self._reported(outcome)
@@ -234,36 +233,15 @@ class PolicyService:
         self.metrics.policy_stage(stage, self._clock.monotonic_s() - begun_s)
         return outcome
 
-    async def _computed(self, running: _Running, future: Future[Any]) -> Any:  # noqa: ANN401
+    async def _computed(self, running: RunningRequest, future: Future[Any]) -> Any:  # noqa: ANN401
         """The plugin's own output."""
-        await self._until_done(running, future, partial(self.engine.cancel, running.rid))
+        await running.until_done(future, partial(self.engine.cancel, running.rid))
         if future.cancelled():
             raise EngineUnavailableError("the engine was closed before the request started")
         error = future.exception()
         if error is not None:
             raise self._reported(Raised(error))
         return future.result()
-
-    async def _until_done(
-        self, running: _Running, future: Future[T], cancel: Callable[[], object]
-    ) -> None:
-        """Wait for `future`; calls `cancel` where the caller leaves or the request is aborted.
-
-        A request that has the server for itself keeps its turn until its work has ended.
-        """
-        ended = asyncio.wrap_future(future)
-        try:
-            await asyncio.wait((ended, running.aborted), return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                raise RequestAbortedError("the server ended the request before it was complete")
-        except (asyncio.CancelledError, RequestAbortedError):
-            cancel()
-            if self._turns is not None:
-                await asyncio.wait((ended,))
-            raise
-        finally:
-            if not ended.cancel() and not ended.cancelled():
-                ended.exception()
 
     def _reported(self, raised: Raised) -> Exception:
         """The error to raise; noted where it is not the caller's."""
