@@ -137,3 +137,20 @@ def test_one_that_is_woken_comes_in_while_others_go_on(kind):
     bench.finish()
     assert bench.ledger.order == ["late", "a"]
     bench.loop.close()
+
+
+@LOOPS
+def test_one_that_comes_while_others_go_on_is_asked_once_too(kind):
+    bench = bench_of(kind=kind)
+    bench.start("a", 3, 12)
+    for _ in range(3):
+        bench.tick()
+    bench.start("late", 3, 2, kind=Hesitant)
+    rest(bench)
+    late = bench.states["late"]
+    assert late.num_asked == 2, "once beside the other, and when that had left"
+    late.ready = True
+    bench.engine.waker.wake()
+    bench.finish()
+    assert bench.output("late") == expected(bench, "late")
+    bench.loop.close()
