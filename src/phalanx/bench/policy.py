@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx import settings
 from phalanx.bench.flags import chosen, interpreters
 from phalanx.bench.policy_systems import PEERS
 from phalanx.bench.systems import find_python
@@ -43,4 +44,4 @@ def policy(  # noqa: PLR0913 - one parameter a flag
     repeats = repeats or (3 if quick else 5)
     geometry = Geometry.quick() if quick else Geometry()
     workload = PolicyWorkload(geometry, dtype, threads, repeats, together)
-    measure_policies(peers, workload, output)
+    measure_policies(peers, workload, output, settings.cache_dir())

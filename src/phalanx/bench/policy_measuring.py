@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 from rich.progress import Progress
 
-from phalanx import settings
 from phalanx.bench.machine import machine
 from phalanx.bench.policy_geometry import ACTION_DIM, CAMERAS, Geometry, policy_checkpoint
 from phalanx.bench.policy_goals import FULL, MASKED, goals
@@ -43,8 +42,13 @@ class PolicyWorkload:
     count: int = 2
 
 
-def measure_policies(peers: Sequence[Placed], workload: PolicyWorkload, output: Path) -> Path:
-    """Run everything, print the table and the goals, and return the folder with the report."""
+def measure_policies(
+    peers: Sequence[Placed], workload: PolicyWorkload, output: Path, cache: Path
+) -> Path:
+    """Run everything, print the table and the goals, and return the folder with the report.
+
+    `cache` keeps the checkpoint for later runs.
+    """
     console = report_console()
     started = datetime.now(UTC)
     folder = output / f"policy-{started:%Y%m%d-%H%M%S}"
@@ -54,7 +58,9 @@ def measure_policies(peers: Sequence[Placed], workload: PolicyWorkload, output: 
     if workload.together:
         several = [Several(MASKED, workload.together, how) for how in (ALONE, TOGETHER)]
     with Progress(console=console) as bar, ExitStack() as stack:
-        running = _start(stack, [(PHALANX, Path(sys.executable)), *peers], workload, folder)
+        checkpoint = policy_checkpoint(workload.geometry, cache)
+        systems = [(PHALANX, Path(sys.executable)), *peers]
+        running = _start(stack, systems, workload, checkpoint, folder)
         ours, *others = running
         differences = {
             f"actions differ from {other.name}'s by, {case.label}": format(
@@ -92,10 +98,13 @@ def measure_policies(peers: Sequence[Placed], workload: PolicyWorkload, output: 
 
 
 def _start(
-    stack: ExitStack, systems: Sequence[Placed], workload: PolicyWorkload, folder: Path
+    stack: ExitStack,
+    systems: Sequence[Placed],
+    workload: PolicyWorkload,
+    checkpoint: Path,
+    folder: Path,
 ) -> list[RunningSystem]:
     """All systems loaded, one after another."""
-    checkpoint = policy_checkpoint(workload.geometry, settings.cache_dir())
     start = {
         "checkpoint": str(checkpoint.absolute()),
         "dtype": workload.dtype,
