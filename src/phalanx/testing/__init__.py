@@ -1,6 +1,7 @@
 """Public fakes and conformance checks, for tests of this package and of third-party plugins.
 
-The checks of resources and nodes load torch, so their names are resolved on first use.
+The checks of resources and nodes load torch, and the policies numpy, so their names are resolved on
+first use.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from phalanx.testing.echo import Echo, EchoArgs, EchoOutput, EchoRequest
 
 if TYPE_CHECKING:
     from phalanx.testing.model_parts import ModelParts
+    from phalanx.testing.policy import FakePolicy, FakePolicyArgs, FakePolicyEntry
     from phalanx.testing.resource_case import ResourceCase
     from phalanx.testing.resource_conformance import check_resource
     from phalanx.testing.submodule_conformance import SubmoduleCase, check_submodule
@@ -40,6 +42,9 @@ __all__ = [
     "EchoArgs",
     "EchoOutput",
     "EchoRequest",
+    "FakePolicy",
+    "FakePolicyArgs",
+    "FakePolicyEntry",
     "Fault",
     "ManualClock",
     "ModelParts",
@@ -51,6 +56,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "FakePolicy": "policy",
+    "FakePolicyArgs": "policy",
+    "FakePolicyEntry": "policy",
     "ModelParts": "model_parts",
     "ResourceCase": "resource_case",
     "SubmoduleCase": "submodule_conformance",

@@ -1,7 +1,7 @@
 """Fake robot policies, which do what an observation's instruction tells them.
 
 Their actions are a plain sum, so that a test knows them: `fake_actions`. The instruction may be a
-command instead: `hold` waits at the gate, `meet N` until N requests are in the model at once, `fifo
+command instead: `hold` waits at the gate, `meet N` until N requests are in the model at once, `ticks N` for N steps, `fifo
 PATH` until the other end of the FIFO has been opened and closed; `fail`, `oom` and `nan` go wrong in
 the model, `break` breaks it; `adapter-fail`, `adapter-hold`, `actions-fail`, `actions-rows` and
 `actions-hold` are for the adapter.
@@ -184,7 +184,7 @@ class FakePolicyEntry(_FakePlugin, Entry):
 @dataclass
 class _State:
     running: dict[str, FakePolicyRequest] = field(default_factory=dict)
-    scheduled: set[str] = field(default_factory=set)
+    num_ticks: dict[str, int] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
 
 
@@ -216,7 +216,9 @@ class FakePolicy(_FakePlugin, BatchingEntry):
     def busy(self) -> bool:
         state = self._state
         return bool(state.cancelled) or any(
-            rid not in state.scheduled or self._can_go(request)
+            rid not in state.num_ticks
+            or request.command.startswith("ticks ")
+            or self._can_go(rid, request)
             for rid, request in state.running.items()
         )
 
@@ -225,19 +227,21 @@ class FakePolicy(_FakePlugin, BatchingEntry):
         events: list[Event] = []
         for rid in state.cancelled:
             request = state.running.pop(rid, None)
-            state.scheduled.discard(rid)
+            state.num_ticks.pop(rid, None)
             if request is not None:
                 self._arrived(f"cancelled {request.command}")
-                events.append(Final(rid, None, cancelled=True))
+                none = _actions(self._args, request.sums)[:, :0]
+                events.append(Final(rid, none, cancelled=True))
         state.cancelled.clear()
-        for rid in [rid for rid in state.running if rid not in state.scheduled]:
-            state.scheduled.add(rid)
-            events.append(Scheduled(rid))
-            self._arrived(state.running[rid].command)
-        going = {rid: one for rid, one in state.running.items() if self._can_go(one)}
+        for rid, request in state.running.items():
+            if rid not in state.num_ticks:
+                events.append(Scheduled(rid))
+                self._arrived(request.command)
+            state.num_ticks[rid] = state.num_ticks.get(rid, 0) + 1
+        going = {rid: one for rid, one in state.running.items() if self._can_go(rid, one)}
         for rid, request in going.items():
             del state.running[rid]
-            state.scheduled.discard(rid)
+            del state.num_ticks[rid]
             if request.command == "break":
                 raise RuntimeError("secret: broken as it was told to")
             try:
@@ -252,13 +256,16 @@ class FakePolicy(_FakePlugin, BatchingEntry):
         if self._args.gate is not None and what:
             self._args.gate.arrive(what)
 
-    def _can_go(self, request: FakePolicyRequest) -> bool:
+    def _can_go(self, rid: str, request: FakePolicyRequest) -> bool:
         word, _, number = request.command.partition(" ")
-        if word == "hold":
-            return _gate(self._args).is_open
-        if word == "meet":
-            running = self._state.running.values()
-            return sum(one.command == request.command for one in running) >= int(number)
+        match word:
+            case "hold":
+                return _gate(self._args).is_open
+            case "meet":
+                running = self._state.running.values()
+                return sum(one.command == request.command for one in running) >= int(number)
+            case "ticks":
+                return self._state.num_ticks.get(rid, 0) >= int(number)
         return True
 
 
