@@ -21,14 +21,16 @@ def chosen(names: str, known: Mapping[str, T], flag: str) -> list[T]:
     return found
 
 
-def interpreters(pairs: Sequence[str], peers: Collection[str]) -> dict[str, Path]:
+def interpreters(
+    pairs: Sequence[str], peers: Collection[str], flag: str = "--peer-python"
+) -> dict[str, Path]:
     """`NAME=PATH` pairs as a mapping; a name must be a peer's."""
     result = {}
     for pair in pairs:
         name, separator, path = pair.partition("=")
         if not separator or name not in peers:
             raise ConfigurationError(
-                f"--peer-python {pair!r} must be NAME=PATH with a name of {', '.join(peers)}"
+                f"{flag} {pair!r} must be NAME=PATH with a name of {', '.join(peers)}"
             )
         result[name] = Path(path)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from phalanx.bench.dispatch import dispatch
+from phalanx.bench.gateway import gateway
 from phalanx.bench.generate import generate
 from phalanx.bench.policy import policy
 from phalanx.bench.step import step
@@ -14,3 +15,4 @@ bench_app.command("generate")(generate)
 bench_app.command("dispatch")(dispatch)
 bench_app.command("policy")(policy)
 bench_app.command("step")(step)
+bench_app.command("gateway")(gateway)
