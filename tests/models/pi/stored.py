@@ -31,7 +31,7 @@ from phalanx.models.pi0.main_pi0 import PI0Args, PI0Config, PI0Request
 from phalanx.models.pi05.entry import PI05
 from phalanx.models.pi05.entry import options_of as pi05_options
 from phalanx.models.pi05.main_pi05 import PI05Args, PI05Config, PI05Request
-from phalanx.schema.events import Final
+from phalanx.schema.events import Failed, Final
 from phalanx.step.engine import StepEngine
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "policies"
@@ -126,6 +126,8 @@ class Run:
         outputs: dict[str, Tensor] = {}
         while self.loop.busy:
             for event in self.loop.tick():
+                if isinstance(event, Failed):
+                    raise event.error
                 if isinstance(event, Final):
                     outputs[event.rid] = event.payload
         return [outputs[str(at)] for at in range(len(self.rows))]

@@ -187,7 +187,7 @@ class SuffixAtPaddedPositions(ExpertNode):
     def preprocess(self, engine, inputs):
         prepared = super().preprocess(engine, inputs)
         positions = torch.arange(212, 212 + CHUNK).repeat(len(inputs))
-        return replace(prepared, positions=positions)
+        return replace(prepared, tensors=replace(prepared.tensors, positions=positions))
 
 
 NODES = {

@@ -144,7 +144,7 @@ def targets_of(model: PiModel, *, tied: bool) -> dict[str, tuple[Target, ...]]:
 def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
     """A service of `max_batch_size` rows at once."""
     geometry = policy.model.geometry
-    engine = build_engine(policy, nodes_of(policy), max_batch_size)
+    engine = build_engine(policy, nodes_of(policy, max_batch_size), max_batch_size)
     # Every row that runs may be in a step, with all that it has.
     budget = Budget(max_batch_size * policy.model.max_tokens, max_batch_size)
     generator = torch.Generator()
@@ -163,11 +163,12 @@ def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
     )
 
 
-def nodes_of(policy: LoadedPolicy) -> dict[str, PolicyNode]:
+def nodes_of(policy: LoadedPolicy, max_batch_size: int = 1) -> dict[str, PolicyNode]:
+    """The nodes by name; those that are captured are for up to so many rows."""
     return {
         VISION_NODE: VisionNode(policy.model, policy.backend),
         PREFIX_NODE: PrefixNode(policy.model, policy.backend),
-        EXPERT_NODE: ExpertNode(policy.model, policy.backend),
+        EXPERT_NODE: ExpertNode(policy.model, policy.backend, max_batch_size),
     }
 
 
@@ -176,7 +177,7 @@ def build_engine(
 ) -> StepEngine:
     """An engine of these nodes, with room for `max_batch_size` rows."""
     engine = StepEngine(policy.backend)
-    engine.load_model(nodes, list(_specs(policy, max_batch_size)))
+    engine.load_model(nodes, list(specs_of(policy, max_batch_size)))
     engine.warm_up()
     return engine
 
@@ -197,7 +198,8 @@ def limits_of(model: PiModel, max_batch_size: int) -> Limits:
     )
 
 
-def _specs(policy: LoadedPolicy, max_batch_size: int) -> Iterable[ResourceSpec]:
+def specs_of(policy: LoadedPolicy, max_batch_size: int) -> Iterable[ResourceSpec]:
+    """The cache, attention over it, and the noisy actions of so many rows."""
     model, geometry = policy.model, policy.model.geometry
     nodes = frozenset({PREFIX_NODE, EXPERT_NODE})
     # A page holds all that a row has, so that attention finds it in one piece.

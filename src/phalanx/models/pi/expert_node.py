@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,21 @@ import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
+from phalanx.models.pi.denoising import (
+    Denoising,
+    Drawing,
+    Guidance,
+    StepTensors,
+    drawing_of,
+    step_tensors,
+)
 from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.prefix_nodes import PolicyNode, state_of
-from phalanx.models.pi.rollout import Draw, drawn_step
+from phalanx.models.pi.rollout import drawn_step
 from phalanx.models.pi.row import LATENTS, DenoiseTurn, PolicyRow, Walk
 from phalanx.step.declaration import Segment, SubmoduleStep
+from phalanx.step.graphs.capture_config import CaptureConfig
+from phalanx.step.graphs.shapes import Shapes
 from phalanx.step.outputs import Column, NodeOutputs
 from phalanx.step.resources.attention import AttentionStep, PagedAttention
 from phalanx.step.resources.base import Resource
@@ -29,49 +40,22 @@ class _Sensing:
     positions: Tensor
 
 
-@dataclass(frozen=True)
-class _Guidance:
-    """Old actions [R, chunk, size], and how strongly and whether they bind: [R, chunk, 1].
-
-    `frozen` is None where nothing is.
+class _Key(enum.Enum):
+    """Which denoising steps are captured: those of rows whose actions are all at one time, and
+    nothing of which is drawn.
     """
 
-    old: Tensor
-    weights: Tensor
-    frozen: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Drawing:
-    """The rows, by index, whose steps are drawn: time, length and deviation of each [3, D, 1, 1], and
-    noise [D, chunk, size]. `valued`: which of all rows want a value.
-    """
-
-    rows: tuple[int, ...]
-    numbers: Tensor
-    noise: Tensor
-    valued: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Denoising:
-    conditions: Tensor
-    times: Tensor
-    advances: Tensor
-    positions: Tensor
-    guidance: _Guidance | None
-    drawing: _Drawing | None
-    request_ids: tuple[str, ...]
-    ending: tuple[int, ...]
-    traced: tuple[int, ...]
+    EULER = "every row makes an Euler step"
 
 
 class ExpertNode(PolicyNode):
     """The actions are written behind the prefix, see it and each other, and are not kept there."""
 
-    def __init__(self, model: PiModel, backend: DeviceBackend) -> None:
+    def __init__(self, model: PiModel, backend: DeviceBackend, max_batch_size: int = 1) -> None:
+        """Steps of up to `max_batch_size` rows are captured, where the device captures."""
         super().__init__(model, backend)
         self._chunk = model.geometry.chunk_size
+        self._max_batch_size = max_batch_size
         self._attention: PagedAttention
         self._latents: SlotState
 
@@ -91,46 +75,70 @@ class ExpertNode(PolicyNode):
         segments = tuple(Segment(row.request_id, row.span) for row in rows)
         if Walk(walk) is Walk.SENSE:
             return SubmoduleStep(segments, {"kv": KVStep(segments), "attention": AttentionStep()})
-        kv = KVStep(segments, commit=False, causal=False)
-        steps = {"kv": kv, "attention": AttentionStep(), LATENTS: StateStep(segments)}
-        return SubmoduleStep(segments, steps)
+        turns = [one for one in inputs if isinstance(one, DenoiseTurn)]
+        pairs = list(zip(rows, turns, strict=True))
+        receivers = {
+            "actions": tuple(row.request_id for row, turn in pairs if turn.ends),
+            "velocity": tuple(row.request_id for row, turn in pairs if turn.traced),
+        }
+        return _denoise_step(segments, self.capture_key(walk, rows), receivers)
+
+    def capture_configs(self) -> Sequence[CaptureConfig]:
+        shapes = Shapes(rows=_sizes(self._max_batch_size), row_tokens=self._chunk)
+        denoise = Walk.DENOISE.value
+        return (CaptureConfig(denoise, shapes, key=_Key.EULER, caps_eager_batch_size=False),)
+
+    def capture_key(self, walk: str, rows: Sequence[StepRow]) -> _Key | None:
+        if Walk(walk) is not Walk.DENOISE:
+            return None
+        return _Key.EULER if all(state_of(row).is_plain for row in rows) else None
+
+    def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
+        return _denoise_step((), key, {})
+
+    def static_inputs(self, walk: str, rows: int, tokens: int, key: Hashable) -> dict[str, Tensor]:
+        geometry, device = self.model.geometry, self._backend.device
+        condition = self.model.expert.condition(1.0)
+        numbers = torch.zeros(rows, 1, 1, device=device)
+        chunk = torch.zeros(rows, self._chunk, geometry.max_action_dim, device=device)
+        return {
+            "conditions": condition.expand(rows, 1, *condition.shape).clone(),
+            "times": numbers,
+            "advances": numbers.clone(),
+            "positions": torch.zeros(tokens, dtype=torch.int64, device=device),
+            "old": chunk,
+            "weights": torch.zeros(rows, self._chunk, 1, device=device),
+        }
 
     def preprocess(
         self, engine: EngineInputs, inputs: Sequence[PolicyRow | DenoiseTurn]
-    ) -> _Sensing | _Denoising:
+    ) -> _Sensing | Denoising | Mapping[str, Tensor]:
         if Walk(engine.walk) is Walk.SENSE:
             return self._sensing([one for one in inputs if isinstance(one, PolicyRow)])
         turns = [one for one in inputs if isinstance(one, DenoiseTurn)]
-        return self._denoising(tuple(row.request_id for row in engine.rows), turns)
+        tensors = step_tensors(turns, self._chunk, self.model.expert.condition, self._backend)
+        if engine.lease is not None:
+            return self._static(tensors)
+        return Denoising(
+            tensors,
+            drawing_of(turns, self._backend),
+            tuple(row.request_id for row in engine.rows),
+            ending=tuple(at for at, turn in enumerate(turns) if turn.ends),
+            traced=tuple(at for at, turn in enumerate(turns) if turn.traced),
+        )
 
-    def forward(self, prepared: _Sensing | _Denoising) -> NodeOutputs:
-        rotary = self.model.rotary(prepared.positions)
+    def forward(self, prepared: _Sensing | Denoising | Mapping[str, Tensor]) -> NodeOutputs:
         if isinstance(prepared, _Sensing):
+            rotary = self.model.rotary(prepared.positions)
             self.model.expert.remember_state(prepared.states, self._attention, rotary)
             return NodeOutputs()
-        x, guidance = self._latents.read("x"), prepared.guidance
-        if guidance is not None:
-            x = _frozen(x, guidance)
-        hidden = self.model.expert.hidden(x, prepared.conditions, self._attention, rotary)
-        v = self.model.expert.velocity(hidden)
-        if guidance is not None:
-            v = v - guidance.weights * (guidance.old - (x - prepared.times * v))
-        before, x = x, x + prepared.advances * v
-        if guidance is not None:
-            x = _frozen(x, guidance)
+        if not isinstance(prepared, Denoising):
+            return self._captured(prepared)
+        before = self._latents.read("x")
+        v, x, hidden = self._stepped(before, prepared.tensors)
         columns: dict[str, Column] = {}
-        drawing = prepared.drawing
-        if drawing is not None:
-            at = list(drawing.rows)
-            drawn, log_probs = drawn_step(before[at], v[at], drawing.numbers, drawing.noise)
-            x = x.index_copy(0, torch.tensor(at, device=x.device), drawn)
-            rids = tuple(prepared.request_ids[one] for one in at)
-            columns |= {"drawn": Column(rids, drawn), "log_probs": Column(rids, log_probs)}
-            if drawing.valued:
-                values = self.model.expert.value(hidden[list(drawing.valued)])
-                columns["value"] = Column(
-                    tuple(prepared.request_ids[one] for one in drawing.valued), values
-                )
+        if prepared.drawing is not None:
+            x, columns = self._drawn(prepared, prepared.drawing, (before, v, x), hidden)
         self._latents.write("x", x)
         columns |= {
             "velocity": _column(prepared.request_ids, prepared.traced, v),
@@ -138,78 +146,89 @@ class ExpertNode(PolicyNode):
         }
         return NodeOutputs({name: one for name, one in columns.items() if one.request_ids})
 
+    def _captured(self, inputs: Mapping[str, Tensor]) -> NodeOutputs:
+        """A captured shape; rows that are bound to nothing have weights of zero."""
+        tensors = StepTensors(
+            inputs["conditions"],
+            inputs["times"],
+            inputs["advances"],
+            inputs["positions"],
+            Guidance(inputs["old"], inputs["weights"]),
+        )
+        v, x, _ = self._stepped(self._latents.read("x"), tensors)
+        self._latents.write("x", x)
+        return NodeOutputs({"velocity": Column.by_row(v), "actions": Column.by_row(x)})
+
+    def _static(self, tensors: StepTensors) -> dict[str, Tensor]:
+        """The same by name; without old chunks nothing of what binds to them is filled in."""
+        old = tensors.times.new_zeros(0, self._chunk, self.model.geometry.max_action_dim)
+        weights = tensors.times.new_zeros(0, self._chunk, 1)
+        if tensors.guidance is not None:
+            old, weights = tensors.guidance.old, tensors.guidance.weights
+        return {
+            "conditions": tensors.conditions,
+            "times": tensors.times,
+            "advances": tensors.advances,
+            "positions": tensors.positions,
+            "old": old,
+            "weights": weights,
+        }
+
+    def _stepped(self, x: Tensor, given: StepTensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Velocities at `x`, what an Euler step makes of it, and the expert's last hidden values."""
+        expert, guidance = self.model.expert, given.guidance
+        if guidance is not None:
+            x = guidance.thawed(x)
+        rotary = self.model.rotary(given.positions)
+        hidden = expert.hidden(x, given.conditions, self._attention, rotary)
+        v = expert.velocity(hidden)
+        if guidance is not None:
+            v = v - guidance.weights * (guidance.old - (x - given.times * v))
+        x = x + given.advances * v
+        return v, x if guidance is None else guidance.thawed(x), hidden
+
+    def _drawn(
+        self,
+        step: Denoising,
+        drawing: Drawing,
+        values: tuple[Tensor, Tensor, Tensor],
+        hidden: Tensor,
+    ) -> tuple[Tensor, dict[str, Column]]:
+        """Rows of a rollout go elsewhere than the Euler step does: where all go, and the columns."""
+        before, v, x = values
+        at = list(drawing.rows)
+        drawn, log_probs = drawn_step(before[at], v[at], drawing.numbers, drawing.noise)
+        x = x.index_copy(0, torch.tensor(at, device=x.device), drawn)
+        rids = tuple(step.request_ids[one] for one in at)
+        columns = {"drawn": Column(rids, drawn), "log_probs": Column(rids, log_probs)}
+        if drawing.valued:
+            wanting = tuple(step.request_ids[one] for one in drawing.valued)
+            value = self.model.expert.value(hidden[list(drawing.valued)])
+            columns["value"] = Column(wanting, value)
+        return x, columns
+
     def _sensing(self, rows: Sequence[PolicyRow]) -> _Sensing:
         states = [row.inputs.state for row in rows if row.inputs.state is not None]
         starts = np.array([row.num_prefix for row in rows], dtype=np.int64)
         return _Sensing(torch.stack(states), self._backend.upload(starts))
 
-    def _denoising(self, rids: tuple[str, ...], turns: Sequence[DenoiseTurn]) -> _Denoising:
-        starts = np.array([turn.start for turn in turns], dtype=np.int64)
-        numbers = np.array([(turn.time, turn.advance) for turn in turns], dtype=np.float32)
-        times, advances = self._backend.upload(numbers.T.copy())[..., None, None]
-        return _Denoising(
-            conditions=self._conditions(turns),
-            times=times,
-            advances=advances,
-            positions=self._backend.upload((starts[:, None] + np.arange(self._chunk)).reshape(-1)),
-            guidance=self._guidance(turns),
-            drawing=self._drawing(turns),
-            request_ids=rids,
-            ending=tuple(at for at, turn in enumerate(turns) if turn.ends),
-            traced=tuple(at for at, turn in enumerate(turns) if turn.traced),
-        )
 
-    def _drawing(self, turns: Sequence[DenoiseTurn]) -> _Drawing | None:
-        drawn = [(at, turn, turn.draw) for at, turn in enumerate(turns) if turn.draw is not None]
-        if not drawn:
-            return None
-        numbers = np.array(
-            [(turn.time, -turn.advance, draw.sigma) for _, turn, draw in drawn], dtype=np.float32
-        )
-        return _Drawing(
-            rows=tuple(at for at, _, _ in drawn),
-            numbers=self._backend.upload(numbers.T.copy())[..., None, None],
-            noise=torch.stack([draw.noise for _, _, draw in drawn]),
-            valued=tuple(at for at, turn in enumerate(turns) if _valued(turn.draw)),
-        )
-
-    def _conditions(self, turns: Sequence[DenoiseTurn]) -> Tensor:
-        """[R, 1, ...], or [R, chunk, ...] where some actions are frozen: those are clean (time 0)."""
-        expert = self.model.expert
-        noisy = torch.stack([expert.condition(turn.time) for turn in turns])[:, None]
-        frozen = [_num_frozen(turn) for turn in turns]
-        if not any(frozen):
-            return noisy
-        is_frozen = np.arange(self._chunk) < np.array(frozen)[:, None]
-        mask = self._backend.upload(is_frozen).view(*is_frozen.shape, *(1,) * (noisy.dim() - 2))
-        return torch.where(mask, expert.condition(0.0), noisy)
-
-    def _guidance(self, turns: Sequence[DenoiseTurn]) -> _Guidance | None:
-        olds = [turn.old_chunk for turn in turns]
-        if not any(olds):
-            return None
-        blank = torch.zeros_like(next(old.actions for old in olds if old is not None))
-        none = torch.zeros_like(blank[:, 0])
-        actions = torch.stack([blank if old is None else old.actions for old in olds])
-        pairs = zip(olds, turns, strict=True)
-        weights = [none if old is None else turn.guidance * old.weights for old, turn in pairs]
-        frozen = np.array([_num_frozen(turn) for turn in turns])
-        mask = None
-        if frozen.any():
-            mask = self._backend.upload(np.arange(self._chunk) < frozen[:, None])[..., None]
-        return _Guidance(actions, torch.stack(weights)[..., None], mask)
+def _denoise_step(
+    segments: tuple[Segment, ...], key: Hashable, receivers: Mapping[str, tuple[str, ...]]
+) -> SubmoduleStep:
+    kv = KVStep(segments, commit=False, causal=False)
+    steps = {"kv": kv, "attention": AttentionStep(), LATENTS: StateStep(segments)}
+    return SubmoduleStep(segments, steps, key, receivers)
 
 
-def _valued(draw: Draw | None) -> bool:
-    return draw is not None and draw.valued
-
-
-def _num_frozen(turn: DenoiseTurn) -> int:
-    return 0 if turn.old_chunk is None else turn.old_chunk.num_frozen
-
-
-def _frozen(x: Tensor, guidance: _Guidance) -> Tensor:
-    return x if guidance.frozen is None else torch.where(guidance.frozen, guidance.old, x)
+def _sizes(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `most` rows."""
+    sizes = {most}
+    size = 1
+    while size < most:
+        sizes.add(size)
+        size *= 2
+    return tuple(sorted(sizes))
 
 
 def _column(rids: tuple[str, ...], rows: tuple[int, ...], values: Tensor) -> Column:

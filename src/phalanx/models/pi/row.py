@@ -101,6 +101,12 @@ class PolicyRow:
         """Tokens before the actions."""
         return self.num_prefix + (self.inputs.state is not None)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its steps are Euler's, with all actions at one time."""
+        old = self.inputs.old_chunk
+        return self.inputs.rollout is None and (old is None or old.num_frozen == 0)
+
     def _route(self) -> list[Walk]:
         """The walks of the whole row, in order."""
         seen = [Walk.SEE] if len(self.inputs.images) else []
