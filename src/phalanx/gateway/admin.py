@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -96,17 +97,22 @@ class AdminApi:
         return HttpResponse.json(200, {"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Whether a request would find a server: of `?model=`, or of any model."""
+        """Whether a request would find a server: of `?model=`, or of any model.
+
+        Whoever asks shows no key, and is told of models no more than the name that was given.
+        """
         model = request.query.get("model")
-        models: dict[str, dict[str, int]] = {}
-        for server in self._pool.snapshot.servers:
-            states = models.setdefault(server.model_name, {str(state): 0 for state in ServerState})
-            states[server.state] += 1
-        detail = _unready(models, model, draining=self._standing().draining)
+        states = Counter(
+            server.state
+            for server in self._pool.snapshot.servers
+            if model in (None, server.model_name)
+        )
+        detail = _unready(states, model, draining=self._standing().draining)
+        value = {"num_servers": states.total(), "num_ready": states[ServerState.READY]}
         if detail:
-            value = {"status": "not_ready", "detail": detail, "models": models}
-            return HttpResponse.json(503, value, {"retry-after": str(RETRY_AFTER_S)})
-        return HttpResponse.json(200, {"status": "ready", "models": models})
+            refusal = {"status": "not_ready", "detail": detail, **value}
+            return HttpResponse.json(503, refusal, {"retry-after": str(RETRY_AFTER_S)})
+        return HttpResponse.json(200, {"status": "ready", **value})
 
     async def metrics(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse.of(200, self._metrics.text(), CONTENT_TYPE)
@@ -188,20 +194,17 @@ class AdminApi:
         return _refused(409, "following", message)
 
 
-def _unready(models: dict[str, dict[str, int]], model: str | None, *, draining: bool) -> str:
+def _unready(states: Counter[ServerState], model: str | None, *, draining: bool) -> str:
     """Why no request would find a server, or nothing."""
     if draining:
         return "the gateway is shutting down"
-    if model is not None and model not in models:
-        return f"no server of model {model!r} is registered"
-    asked = models if model is None else {model: models[model]}
-    if any(states[ServerState.READY] for states in asked.values()):
+    if states[ServerState.READY]:
         return ""
-    if not asked:
-        return "no server is registered"
-    return "no server is ready: " + "; ".join(
-        f"{name}: " + ", ".join(f"{num} {state}" for state, num in states.items() if num)
-        for name, states in asked.items()
+    of_model = "" if model is None else f" of model {model!r}"
+    if not states:
+        return f"no server{of_model} is registered"
+    return f"no server{of_model} is ready: " + ", ".join(
+        f"{num} {state}" for state, num in states.items()
     )
 
 
