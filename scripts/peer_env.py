@@ -4,6 +4,8 @@ python scripts/peer_env.py router       makes .venv-router with sglang-router
 python scripts/peer_env.py openpi       makes .venv-openpi with openpi-client
 python scripts/peer_env.py lerobot04    makes .venv-lerobot04 with LeRobot 0.4.4's asynchronous client
 python scripts/peer_env.py lerobot06    makes .venv-lerobot06 with that of 0.6.1, which needs Python 3.12
+python scripts/peer_env.py lerobot-policy
+                                        makes .venv-lerobot-policy with its pi0.5, to be measured
 """
 
 from __future__ import annotations
@@ -77,6 +79,20 @@ PEERS = {
         ),
         bare=("lerobot==0.6.1", "torchvision==0.28.0"),
         local=("examples/robot",),
+        python="3.12",
+    ),
+    "lerobot-policy": Peer(
+        (
+            "torch==2.13.0",
+            "numpy<2.3",
+            "draccus==0.11.6",
+            "huggingface-hub<2",
+            "opencv-python-headless<5",
+            "einops<0.9",
+            "transformers==5.5.4",
+            "scipy<2",
+        ),
+        bare=("lerobot==0.6.1", "torchvision==0.28.0"),
         python="3.12",
     ),
 }
