@@ -11,9 +11,9 @@ from phalanx.loop.driving.threads import StepThreads
 from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.testing.probe_resource import ProbeSpec
 from phalanx.testing.step_models import CacheReader, cache_reader_engine
-from phalanx.testing.token_request import NODE
+from phalanx.testing.token_request import NODE, TokenRequest
 from tests.loop.ledger import Bench, bench_of, prompt_of
-from tests.loop.surprising import StoppingRequest, check_outputs
+from tests.loop.surprising import StoppingRequest, WanderingRequest, check_outputs
 from tests.loop.threaded import ThreadedLoop
 from tests.step.caches import in_flight
 
@@ -66,18 +66,32 @@ def test_a_step_is_planned_ahead_and_what_came_before_is_handed_out_before_it_ru
     bench.loop.close()
 
 
-def test_it_computes_ahead_and_discards_what_threads_do():
-    def counts(kind):
-        bench = bench_of(kind=kind)
-        for index in range(4):
-            bench.start(f"r{index}", 3 + index, 12, kind=StoppingRequest)
-        bench.finish()
-        check_outputs(bench)
-        bench.loop.close()
-        return bench.loop.num_steps, bench.loop.num_ahead, bench.loop.num_discarded
+def counts(loop, kind, num_requests):
+    bench = bench_of(kind=loop)
+    for index in range(num_requests):
+        bench.start(f"r{index}", 3 + index, 12, kind=kind)
+    bench.finish()
+    check_outputs(bench)
+    bench.loop.close()
+    num_forwards = bench.engine._nodes[NODE].submodule.num_forwards
+    pushed_back = bench.loop.num_push_backs
+    return num_forwards, bench.loop.num_ahead, bench.loop.num_discarded, pushed_back
 
-    assert counts(PipelinedLoop) == counts(ThreadedLoop)
-    assert counts(PipelinedLoop)[2] > 0
+
+def test_it_computes_ahead_what_threads_do():
+    assert counts(PipelinedLoop, TokenRequest, 4) == counts(ThreadedLoop, TokenRequest, 4)
+
+
+def test_a_step_that_turns_out_to_be_for_nobody_is_not_computed():
+    num_forwards, num_ahead, discarded, _ = counts(PipelinedLoop, StoppingRequest, 1)
+    assert discarded == 0
+    threaded = counts(ThreadedLoop, StoppingRequest, 1)
+    assert threaded == (num_forwards + 1, num_ahead + 1, 1, 0)
+
+
+def test_a_step_that_somebody_does_not_want_any_more_costs_no_state():
+    assert counts(PipelinedLoop, WanderingRequest, 2)[2:] == (0, 0)
+    assert min(counts(ThreadedLoop, WanderingRequest, 2)[2:]) > 0
 
 
 def test_what_the_step_in_hand_leaves_in_the_cache_is_taken_over_as_with_threads():

@@ -121,10 +121,10 @@ class PipelinedLoop(StepLoop):
             self._account(flight)
 
     def close(self) -> None:
+        if self._flight is not None:
+            self._withdraw(self._flight)
         self._driver.close()
-        flight, self._flight = self._flight, None
-        if flight is not None and not flight.done.done():
-            self._engine.reset_pre_plan(flight.batch)
+        self._flight = None
         self._release_departed()
 
     def _step(self) -> None:
@@ -147,7 +147,7 @@ class PipelinedLoop(StepLoop):
         self._account(flight)
         if self._flight is not None:
             self._flight.compare()
-            if not self._flight.worthwhile:
+            if not self._flight.worthwhile and not self._withdraw(self._flight):
                 self.land()
 
     def _launch(self) -> _Flight | None:
@@ -240,6 +240,16 @@ class PipelinedLoop(StepLoop):
                 self._flight = None
                 self._release_departed()
 
+    def _withdraw(self, flight: _Flight) -> bool:
+        """Take a step back that has not begun, with all that was reserved for it."""
+        if not self._driver.withdraw(flight.done):
+            return False
+        self._engine.reset_pre_plan(flight.batch)
+        self._flight = None
+        self._release_departed()
+        self.num_ahead -= 1
+        return True
+
     def _take_off(self, ahead: _Ahead, before: _Flight) -> None:
         """Compute the prepared step on what the one before it gave."""
         done = self._driver.compute(ahead.batch, before.batch.outputs)
@@ -253,7 +263,7 @@ class PipelinedLoop(StepLoop):
         """Forget a prepared step, with all that was reserved for it."""
         if ahead is not None:
             if ahead.planned is not None:
-                self._driver.forget(ahead.planned)
+                self._driver.withdraw(ahead.planned)
             self._engine.reset_pre_plan(ahead.batch)
 
     def _account(self, flight: _Flight) -> None:

@@ -46,8 +46,10 @@ class StepDriver(Protocol):
         """Return when a batch in `compute` is committed, or is not going to be."""
         ...
 
-    def forget(self, planned: Pending) -> None:
-        """Let planning that nobody wants any more come to its end, or not begin."""
+    def withdraw(self, pending: Pending) -> bool:
+        """True where work that nobody wants any more has not begun, and will not; else wait for
+        its end. Which of the two never depends on how fast a thread was.
+        """
         ...
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ class StepsInTurn:
     def await_commit(self, batch: ExecutingBatch, computed: Pending) -> None:
         computed.result()
 
-    def forget(self, planned: Pending) -> None:
-        """It does not begin."""
+    def withdraw(self, pending: Pending) -> bool:
+        return not pending.done()
 
     def close(self) -> None:
         """Nothing runs between two calls."""

@@ -36,9 +36,10 @@ class StepThreads:
     def await_commit(self, batch: ExecutingBatch, computed: Pending) -> None:
         batch.commit_done.wait()
 
-    def forget(self, planned: Pending) -> None:
-        assert isinstance(planned, Future)
-        wait([planned])
+    def withdraw(self, pending: Pending) -> bool:
+        assert isinstance(pending, Future)
+        wait([pending])
+        return False
 
     def close(self) -> None:
         self._plans.shutdown()
