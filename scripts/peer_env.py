@@ -89,6 +89,7 @@ PEERS = {
             "huggingface-hub<2",
             "opencv-python-headless<5",
             "einops<0.9",
+            "gymnasium<2",
             "transformers==5.5.4",
             "scipy<2",
         ),
