@@ -143,8 +143,10 @@ class Slots(RuleBasedStateMachine):
     def everybody_holds_what_the_model_says(self) -> None:
         assert self.state.num_free_slots == self.num_free
         for rid in RIDS:
+            streams = self.state._table.of(rid)
+            # What has no state is cleared before it is read, and may hold anything until then.
             found = {
-                label: blocks["block"].flatten().tolist()
+                label: blocks["block"].flatten().tolist() if streams[label].has_state else [0.0] * 4
                 for label, blocks in self.state.contents(rid).items()
             }
             assert found == {
@@ -158,4 +160,6 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestSlots.settings = settings(
+    max_examples=60, stateful_step_count=20, deadline=None, derandomize=True
+)
