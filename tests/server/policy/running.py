@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from logging.handlers import QueueHandler
 
 import grpc
 import httpx
@@ -165,6 +168,22 @@ def serving(args: FakePolicyArgs | None = None, plugin=FakePolicy, **options):
         server.stop()
         server.stop()
         server.join()
+
+
+@contextmanager
+def logged(name: str, level: int) -> Iterator[queue.Queue[logging.LogRecord]]:
+    """What the logger of this name says, from `level` on."""
+    told: queue.Queue[logging.LogRecord] = queue.Queue()
+    handler = QueueHandler(told)
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(level)
+    log.addHandler(handler)
+    try:
+        yield told
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def seen(instruction: str = "", **fields) -> Observation:

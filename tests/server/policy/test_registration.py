@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from phalanx.wire.robot_inference import (
     encode_heartbeat_answer,
     encode_registration_answer,
 )
-from tests.server.policy.running import serving
+from tests.server.policy.running import logged, serving
 from tests.server.test_roles_pd import free_port
 
 INTERVAL_S = 0.02
@@ -139,7 +140,7 @@ def test_a_gateway_that_is_started_anew_gets_to_know_the_server_again(port):
     asyncio.run(register())
 
 
-def test_a_refusal_is_tried_again_and_said_once(port, caplog):
+def test_a_refusal_is_tried_again_and_said_once(port):
     admitted = threading.Event()
     registry = Registry("a", refuse=lambda: not admitted.is_set())
     offer = Registration("127.0.0.1:1", "pi05")
@@ -155,9 +156,10 @@ def test_a_refusal_is_tried_again_and_said_once(port, caplog):
         registering.cancel()
         await asyncio.wait((registering,))
 
-    with gateway(registry, port):
-        asyncio.run(register())
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    with logged("phalanx.server.policy.registration", logging.WARNING) as told:
+        with gateway(registry, port):
+            asyncio.run(register())
+        warnings = [told.get_nowait().getMessage() for _ in range(told.qsize())]
     assert warnings == [f"cannot register at 127.0.0.1:{port}, trying on: it answered: not yet"]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx import Engine
+from phalanx.cli.building import build_engine
 from phalanx.cli.main import main
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
@@ -219,3 +220,15 @@ def test_arguments_of_a_plugin_may_hold_others_and_functions_may_not_be_written(
 def test_the_adapter_of_another_model_is_refused():
     with pytest.raises(ConfigurationError, match="takes PI05Args, not FakePolicyArgs"):
         PI05Backend(FakePolicyArgs())
+
+
+def test_a_program_builds_the_engine_of_a_file(tmp_path):
+    file = tmp_path / "fake.yaml"
+    file.write_text(
+        "plugin: fake_policy\nplugin_args: {max_batch_size: 3}\nengine: {device: cpu}\n"
+    )
+    with build_engine(file) as engine:
+        assert engine.plugin.name == "fake_policy"
+        assert engine.limits.max_batch_size == 3
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        build_engine(tmp_path / "none.yaml")

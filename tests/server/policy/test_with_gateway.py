@@ -7,7 +7,6 @@ import logging
 import queue
 from contextlib import ExitStack
 from dataclasses import replace
-from logging.handlers import QueueHandler
 
 import grpc
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from phalanx.gateway.gateway import Gateway
 from phalanx.testing.policy import FakePolicyArgs, Gate, fake_actions
 from tests.gateway.whole import ANY_PORTS, ready, running
-from tests.server.policy.running import PolicyClient, seen, serving
+from tests.server.policy.running import PolicyClient, logged, seen, serving
 from tests.server.test_roles_pd import free_port
 
 KEYS = {"api_key": "k1", "admin_key": "a1", "backend_key": "b1"}
@@ -64,21 +63,14 @@ def test_r97_servers_register_themselves_and_compute_at_the_same_time_behind_one
 
 
 def test_a_server_without_the_gateways_key_is_told_why():
-    told: queue.Queue[logging.LogRecord] = queue.Queue()
-    handler = QueueHandler(told)
-    log = logging.getLogger("phalanx.server.policy.registration")
-
-    async def robots() -> None:
+    async def robots(told: queue.Queue[logging.LogRecord]) -> None:
         async with running(**KEYS) as gateway:
             with serving(gateway=f"127.0.0.1:{gateway.grpc_port}", model_name="pi05"):
                 words = (await asyncio.to_thread(told.get)).getMessage()
                 assert "UNAUTHENTICATED: send the gateway's key" in words
 
-    log.addHandler(handler)
-    try:
-        asyncio.run(robots())
-    finally:
-        log.removeHandler(handler)
+    with logged("phalanx.server.policy.registration", logging.WARNING) as told:
+        asyncio.run(robots(told))
 
 
 @pytest.mark.long

@@ -79,28 +79,29 @@ class GrpcDoor:
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         started_s = self._clock.monotonic_s()
-        head, code = RequestHead("", ""), "CANCELLED"
+        head, code, why = RequestHead("", ""), "CANCELLED", "the robot left or its deadline passed"
         try:
             self._check_key(context)
             head = peek(data)
             with request_context(_shown(head.request_id)):
                 answer = await self._backend.infer(head, data)
-            code = "OK"
+            code, why = "OK", ""
             return answer
         except PhalanxError as error:
-            code = status_of(error).code.name
+            code, why = status_of(error).code.name, " ".join(str(error).split())
             await _refuse(context, error)
         finally:
             if self._log:
                 duration_ms = (self._clock.monotonic_s() - started_s) * 1000.0
                 logger.info(
-                    "method=Infer id=%s model=%s status=%s duration_ms=%.1f bytes=%d client=%s",
+                    "method=Infer id=%s model=%s status=%s duration_ms=%.1f bytes=%d client=%s%s",
                     _shown(head.request_id),
                     _shown(head.model_name),
                     code,
                     duration_ms,
                     len(data),
                     context.peer(),
+                    f" why={why[:MAX_DETAIL]}" if why else "",
                 )
 
     async def _health(self, data: bytes, context: Context) -> bytes:

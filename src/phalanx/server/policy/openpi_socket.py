@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from phalanx.errors import MalformedRequestError, PhalanxError
 from phalanx.schema.observation import Actions, Observation
 from phalanx.server.policy.service import Encode, PolicyService, Times
 from phalanx.wire.openpi import decode_observation, encode_metadata, encode_result
+
+logger = logging.getLogger("phalanx.server.access")
 
 
 class OpenpiSocket:
@@ -75,12 +78,17 @@ class _Connection:
                 return
             answer = await answering
         except PhalanxError as error:
+            logger.info(
+                "openpi client=%s why=%s", self._websocket.client, " ".join(str(error).split())
+            )
             await self._websocket.send_text(str(error))
         else:
             await self._websocket.send_bytes(answer)
         finally:
             answering.cancel()
             await asyncio.wait((answering,))
+            if not answering.cancelled():
+                answering.exception()
 
     def _read(self, frame: bytes | str) -> tuple[Observation, Encode[bytes]]:
         if isinstance(frame, str):
