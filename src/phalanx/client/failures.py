@@ -46,7 +46,8 @@ def failure_of(error: grpc.aio.AioRpcError, address: str) -> PhalanxError:
     message = f"{address}: {error.details() or code.name}"
     if code in _HINTS:
         message += f"; {_HINTS[code]}"
-    metadata = dict(error.trailing_metadata() or ())
+    # In earlier versions of gRPC metadata iterates as pairs, and is a mapping of something else.
+    metadata = dict(tuple(error.trailing_metadata() or ()))
     if metadata.get(NOT_STARTED) == "1":
         return _not_started(code, message, str(metadata.get(RETRY_AFTER, "")))
     kind = _CLASSES.get(code)

@@ -244,11 +244,14 @@ def test_each_call_is_a_line_of_the_log_where_that_is_asked_for(caplog):
     caplog.set_level("INFO", "phalanx.gateway.access")
 
     async def scenario():
-        leave, entered = asyncio.Event(), asyncio.Event()
+        entered, left = asyncio.Event(), asyncio.Event()
 
         async def wait(data, context):
             entered.set()
-            await leave.wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
 
         async def refuse(data, context):
             raise InvalidRequestError("no")
@@ -265,6 +268,7 @@ def test_each_call_is_a_line_of_the_log_where_that_is_asked_for(caplog):
             waiting = client.unary_unary("/test.Log/Wait")(b"")
             await entered.wait()
             waiting.cancel()
+            await left.wait()
         await front.close()
         lines = [record.getMessage() for record in caplog.records]
         assert [line.partition(" duration")[0] for line in lines] == [

@@ -29,7 +29,7 @@ def test_a_servers_status_and_metadata_arrive_as_they_are():
         async with fleet(server) as gateway, gateway.client() as client:
             error = await failure(await infer(client, request()))
             assert (error.code(), error.details()) == (Code.INVALID_ARGUMENT, words)
-            assert dict(error.trailing_metadata())["hint"] == "base"
+            assert dict(tuple(error.trailing_metadata()))["hint"] == "base"
 
             async def with_metadata(data, context):
                 context.set_trailing_metadata((("served-by", "s"),))
@@ -38,7 +38,7 @@ def test_a_servers_status_and_metadata_arrive_as_they_are():
             server.behave = with_metadata
             call = await infer(client, request())
             await call
-            assert dict(await call.trailing_metadata())["served-by"] == "s"
+            assert dict(tuple(await call.trailing_metadata()))["served-by"] == "s"
 
     run(scenario())
 
@@ -123,7 +123,7 @@ def test_without_a_ready_server_the_caller_is_told_to_come_back():
             error = await failure(await infer(client, request()))
             assert error.code() is Code.UNAVAILABLE
             assert "no server of model 'pi05' is ready" in error.details()
-            metadata = dict(error.trailing_metadata())
+            metadata = dict(tuple(error.trailing_metadata()))
             assert (metadata["retry-after"], metadata[wire.NOT_STARTED]) == ("1", "1")
             await server.stop()
 

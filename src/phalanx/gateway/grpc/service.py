@@ -105,7 +105,7 @@ class Door:
     def _check(self, context: Context, access: Access) -> None:
         if self._keys.allow(access, b""):
             return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        given = dict(tuple(context.invocation_metadata() or ())).get("authorization", "")
         if not self._keys.allow(access, given.encode() if isinstance(given, str) else given):
             raise WrongKeyError(
                 "send the gateway's key as the metadata `authorization: Bearer KEY`"
