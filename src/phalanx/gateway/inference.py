@@ -90,8 +90,9 @@ class PolicyCaller:
     ) -> UpstreamAnswer:
         """Send the request to a ready server of `model`, None being the only model there is.
 
-        It may take `timeout_s`, and the gateway's own longest time at most. Raises `UnknownModelError` and `NoServerError` where
-        no server takes it, and `UpstreamError` for everything that happens after that.
+        It may take `timeout_s`, and the gateway's own longest time at most. Raises
+        `UnknownModelError` and `NoServerError` where no server takes it, and `UpstreamError` for
+        everything that happens after that.
         """
         longest_s = self._max_timeout_s
         allowed_s = longest_s if timeout_s is None else min(timeout_s, longest_s)

@@ -25,7 +25,10 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 class NotConnectedError(Exception):
-    """There is no connection to the server, so that nothing was sent to it."""
+    """There is no connection to the server, so that nothing was sent to it.
+
+    Says why and not where: callers get to read it, and addresses are for operators.
+    """
 
 
 class _Connection:
@@ -103,7 +106,7 @@ class Channels:
                 fault = await self._connect(connection.channel)
                 if fault:
                     await self._give_up(endpoint, connection)
-                    raise NotConnectedError(f"{endpoint} {fault}")
+                    raise NotConnectedError(fault)
             except BaseException:
                 await self._left(connection)
                 raise
@@ -136,8 +139,8 @@ class Channels:
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            return f"took no connection within {self._connect_timeout_s:g} s"
-        return "" if state is State.READY else "refuses connections"
+            return f"it took no connection within {self._connect_timeout_s:g} s"
+        return "" if state is State.READY else "it refuses connections"
 
     async def _give_up(self, endpoint: Endpoint, connection: _Connection) -> None:
         connection.given_up = True
