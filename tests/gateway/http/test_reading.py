@@ -50,7 +50,9 @@ def read(*pieces: bytes, heads: KnownHeads | None = None) -> list[tuple]:
 
 
 @given(
-    messages=st.lists(st.sampled_from([LENGTH, CHUNKED, BARE, LARGE, UPGRADE]), min_size=1, max_size=4),
+    messages=st.lists(
+        st.sampled_from([LENGTH, CHUNKED, BARE, LARGE, UPGRADE]), min_size=1, max_size=4
+    ),
     cuts=st.lists(st.integers(0, 120_000), max_size=6),
 )
 @settings(deadline=None)

@@ -64,6 +64,7 @@ def ask(*requests: bytes, script=None, **options):
         (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2000\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1001\r\n\r\n" + b"z" * 1001, 413),
         (
             b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n800\r\n"
             + b"z" * 2048,

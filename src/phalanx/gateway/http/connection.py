@@ -27,10 +27,10 @@ _DROPPED = HOP_BY_HOP | OWN | {b"content-length"}
 
 
 class Connections(Protocol):
-    """The server that a connection belongs to."""
+    """The server that a connection belongs to; `closing`: it takes no more requests."""
 
-    @property
-    def closing(self) -> bool: ...
+    closing: bool
+
     def opened(self, connection: ClientConnection) -> None: ...
     def closed(self, connection: ClientConnection) -> None: ...
 
@@ -78,8 +78,10 @@ class ClientConnection(asyncio.Protocol):
                 work.arrived()
             else:
                 self._break_off(refusal)
-        if len(reader.waiting) > 1:
-            self._balance()
+        waiting = reader.waiting
+        if len(waiting) == 1 and waiting[0].complete:
+            return  # it is the backend's turn, or a handler's
+        self._balance()
         self._watch()
 
     def eof_received(self) -> bool:
@@ -319,6 +321,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
         elif not waiting:
             self.transport.close()
+        elif waiting[0].complete:
+            pass  # set before the request came; the client has nothing to do
         elif waiting[0].head_done:
             seconds = f"{self._front.limits.body_timeout_s:g} s"
             self._break_off(Refusal(408, "timeout", f"no more of the body came for {seconds}"))

@@ -157,9 +157,7 @@ class Exchange:
         end = _CLOSED
         if keeps:
             end = _KEPT if request.http11 else _KEPT_1_0
-        caller.transport.write(
-            b"".join((lines, b"content-length: %d" % len(body), _ID, self._id, end, body))
-        )
+        caller.transport.write(b"".join((lines, _ID, self._id, end, body)))
         self._finish(upstream, reusable=True)
 
     def switched(self, tail: bytes) -> None:
@@ -238,7 +236,9 @@ class Exchange:
         if request.chunked:
             out.append(b"transfer-encoding: chunked\r\n")
         out.append(b"\r\n")
-        if request.has_body:
+        if request.known is not None:
+            out += request.parts
+        elif request.has_body:
             out += self._body()
         upstream.carry(
             self,

@@ -30,6 +30,8 @@ class RequestReader:
     def __init__(self, limits: HttpLimits, heads: KnownHeads) -> None:
         self._limits = limits
         self._heads = heads
+        # What could be above a limit is measured while it is parsed.
+        self._max_glance = min(limits.max_head_bytes, limits.max_body_bytes)
         self.waiting: deque[IncomingRequest] = deque()
         self.tail = b""
         self.stopped = False
@@ -58,7 +60,7 @@ class RequestReader:
         elif self._begun:
             self._go_on(data)
         elif not self.stopped:
-            whole = self._heads.request(data)
+            whole = self._heads.request(data) if len(data) <= self._max_glance else None
             if whole is not None:
                 self.waiting.append(IncomingRequest.whole(*whole))
             else:

@@ -48,7 +48,9 @@ class UpstreamPool:
 
     def put(self, upstream: Upstream) -> None:
         """Its exchange is over; keep it for the next."""
-        waiting = self._idle.setdefault(upstream.server_id, [])
+        waiting = self._idle.get(upstream.server_id)
+        if waiting is None:
+            waiting = self._idle[upstream.server_id] = []
         if len(waiting) >= self._limits.max_upstream_idle:
             upstream.abort()
             return

@@ -20,7 +20,9 @@ MAX_BYTES = 64 * 1024
 MAX_KNOWN = 512
 _MAX_LINES = 64
 _NO_LENGTH = -1
-_LENGTH = re.compile(rb"(?<=\n)content-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
+_MAX_DIGITS = 9
+_LOWER = b"\r\ncontent-length: "
+_TITLE = b"\r\nContent-Length: "
 _FIELDS = rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)++)\r\n"
 _REQUEST = re.compile(
     rb"((?:GET|POST|PUT|DELETE|PATCH|OPTIONS) (/[!-~]*+) HTTP/1\.1\r\n)" + _FIELDS
@@ -124,29 +126,62 @@ class KnownHeads:
     def __init__(self) -> None:
         self._requests: dict[bytes, KnownHead] = {}
         self._responses: dict[bytes, tuple[int, bytes]] = {}
+        # The same with their lengths: seldom more of them than there are heads by far.
+        self._whole_requests: dict[bytes, tuple[KnownHead, int]] = {}
+        self._whole_responses: dict[bytes, tuple[int, bytes, int]] = {}
 
     def request(self, data: bytes) -> tuple[KnownHead, int, bytes] | None:
         """A request's head, its length (-1: it tells none) and its body; None where it is not plain
         or not whole.
         """
-        split = _split(data)
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4 or len(data) > MAX_BYTES:
+            return None
+        whole = data[:end]
+        found = self._whole_requests.get(whole)
+        if found is None:
+            found = self._new_request(whole)
+            if found is None:
+                return None
+            _keep(self._whole_requests, whole, found)
+        known, length = found
+        if len(data) - end != (length if length >= 0 else 0):
+            return None
+        return known, length, data[end:]
+
+    def response(self, data: bytes) -> tuple[int, bytes, bytes] | None:
+        """A response's status, its lines as they go on, and its body; None as for a request."""
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4 or len(data) > MAX_BYTES:
+            return None
+        whole = data[:end]
+        found = self._whole_responses.get(whole)
+        if found is None:
+            found = self._new_response(whole)
+            if found is None:
+                return None
+            _keep(self._whole_responses, whole, found)
+        status, lines, length = found
+        return (status, lines, data[end:]) if len(data) - end == length else None
+
+    def _new_request(self, whole: bytes) -> tuple[KnownHead, int] | None:
+        split = _split(whole)
         if split is None:
             return None
-        head, length, body = split
+        head, length = split
         known = self._requests.get(head)
         if known is None:
             known = _request(head)
             if known is None:
                 return None
             _keep(self._requests, head, known)
-        return known, length, body
+        return known, length
 
-    def response(self, data: bytes) -> tuple[int, bytes, bytes] | None:
-        """A response's status, its lines as they go on, and its body; None as for a request."""
-        split = _split(data)
+    def _new_response(self, whole: bytes) -> tuple[int, bytes, int] | None:
+        split = _split(whole)
         if split is None or split[1] < 0:
             return None
-        head, _, body = split
+        head, length = split
         known = self._responses.get(head)
         if known is None:
             found = _RESPONSE.fullmatch(head)
@@ -155,24 +190,21 @@ class KnownHeads:
                 return None
             known = int(found.group(2)), found.group(1) + fields.without(RESPONSE_DROPPED)
             _keep(self._responses, head, known)
-        return *known, body
+        return known[0], b"%bcontent-length: %d" % (known[1], length), length
 
 
-def _split(data: bytes) -> tuple[bytes, int, bytes] | None:
-    """Head without its length, length and body of one message, and of nothing else."""
-    if len(data) > MAX_BYTES:
+def _split(head: bytes) -> tuple[bytes, int] | None:
+    """A head without its length, and the length; None where that is not a plain number."""
+    start = head.find(_LOWER)
+    if start < 0:
+        start = head.find(_TITLE)
+        if start < 0:  # or it is written in another way, which is then found among the names
+            return head, _NO_LENGTH
+    stop = head.find(b"\r", start + 2)
+    digits = head[start + len(_LOWER) : stop]
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
         return None
-    end = data.find(b"\r\n\r\n") + 4
-    if end < 4:
-        return None
-    found = _LENGTH.search(data, 0, end - 2)
-    if found is None:
-        return (data, _NO_LENGTH, b"") if end == len(data) else None
-    length = int(found.group(1))
-    if length != len(data) - end:
-        return None
-    start, stop = found.span()
-    return data[:start] + data[stop:end], length, data[end:]
+    return head[:start] + head[stop:], int(digits)
 
 
 def _request(head: bytes) -> KnownHead | None:
