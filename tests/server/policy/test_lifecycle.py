@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -15,8 +16,17 @@ from phalanx import Engine
 from phalanx.engine_config import EngineArgs
 from phalanx.errors import CheckpointError, ConfigurationError
 from phalanx.schema.server_config import ServerConfig
+from phalanx.server.policy.main import GRPC_LOG, robots_may_leave
 from phalanx.testing.policy import FakePolicy, FakePolicyArgs, Gate
-from tests.server.policy.running import CONFIG, PolicyClient, RunningPolicy, seen, serving, starting
+from tests.server.policy.running import (
+    CONFIG,
+    PolicyClient,
+    RunningPolicy,
+    logged,
+    seen,
+    serving,
+    starting,
+)
 from tests.server.policy.serve_process import phalanx_serve
 
 Code = grpc.StatusCode
@@ -138,3 +148,14 @@ def test_r98_a_real_process_says_where_it_serves_and_drains_on_a_signal(
             assert running.result()
         server.process.communicate()
         assert server.process.returncode == 0
+
+
+def test_an_answer_that_nobody_waits_for_is_no_fault_in_the_log():
+    with logged(GRPC_LOG, logging.ERROR) as told:
+        log = logging.getLogger(GRPC_LOG)
+        with robots_may_leave():
+            log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/b")
+            log.error("Unexpected error")
+        log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/b")
+        words = [told.get_nowait().getMessage() for _ in range(told.qsize())]
+    assert [one.split()[0] for one in words] == ["Unexpected", "ExecuteBatchError"]

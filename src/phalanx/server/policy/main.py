@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from phalanx.engine.engine import Engine
 from phalanx.errors import MissingDependencyError
@@ -19,6 +21,9 @@ except ImportError as error:
     raise MissingDependencyError(
         f"the policy server needs {error.name}; install it with `pip install phalanx[serve]`"
     ) from error
+
+
+GRPC_LOG = "grpc._cython.cygrpc"
 
 
 def run_policy_server(
@@ -44,6 +49,21 @@ async def _serve(
     on_ready: Callable[[ServedPolicy], None],
 ) -> int:
     server = PolicyServer(engine_factory, adapter, config)
-    with stopped_by_signals(server.stop):
+    with stopped_by_signals(server.stop), robots_may_leave():
         await server.run(on_ready=on_ready)
     return 0
+
+
+@contextmanager
+def robots_may_leave() -> Iterator[None]:
+    """Keep gRPC from logging a traceback for an answer whose robot has left meanwhile."""
+    log = logging.getLogger(GRPC_LOG)
+    log.addFilter(_is_fault)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_fault)
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("ExecuteBatchError raised in core")
