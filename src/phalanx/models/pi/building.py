@@ -43,6 +43,8 @@ from phalanx.step.resources.slot_state import SlotStateSpec, StateBlock
 
 logger = logging.getLogger(__name__)
 
+_CPU_STEP_TOKENS = 1024
+
 MakeExpert = Callable[[PiGeometry, torch.dtype, Operators], ActionExpert]
 
 
@@ -145,8 +147,7 @@ def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
     """A service of `max_batch_size` rows at once."""
     geometry = policy.model.geometry
     engine = build_engine(policy, nodes_of(policy, max_batch_size), max_batch_size)
-    # Every row that runs may be in a step, with all that it has.
-    budget = Budget(max_batch_size * policy.model.max_tokens, max_batch_size)
+    budget = Budget(_step_tokens(policy, max_batch_size), max_batch_size)
     generator = torch.Generator()
     seed = get_engine_config().runtime.seed
     if seed is None:
@@ -161,6 +162,12 @@ def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
         geometry.image_tokens,
         limits_of(policy.model, max_batch_size),
     )
+
+
+def _step_tokens(policy: LoadedPolicy, max_batch_size: int) -> int:
+    """Tokens of one step: all that rows may have, or what keeps a CPU busy without spilling its caches."""
+    most = max_batch_size * policy.model.max_tokens
+    return min(most, _CPU_STEP_TOKENS) if policy.backend.device.type == "cpu" else most
 
 
 def nodes_of(policy: LoadedPolicy, max_batch_size: int = 1) -> dict[str, PolicyNode]:
