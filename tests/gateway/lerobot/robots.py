@@ -13,7 +13,9 @@ import grpc.aio
 import numpy as np
 
 from phalanx.clock import SystemClock
+from phalanx.errors import NoServerError
 from phalanx.gateway.grpc.front import GrpcFront
+from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.lerobot import LeRobotService, LeRobotSettings, RobotView
 from phalanx.gateway.workers import Workers
 from phalanx.wire import lerobot as wire
@@ -87,12 +89,30 @@ class Robot:
         return actions
 
 
+class Watched:
+    """Passes on to the gateway's caller; `unserved` is set when no server was ready."""
+
+    def __init__(self, caller: PolicyCaller) -> None:
+        self._caller = caller
+        self.unserved = asyncio.Event()
+
+    async def answer(
+        self, call: robot_inference.InferenceCall, timeout_s: float | None = None
+    ) -> robot_inference.InferenceAnswer:
+        try:
+            return await self._caller.answer(call, timeout_s)
+        except NoServerError:
+            self.unserved.set()
+            raise
+
+
 @dataclass
 class Port:
     """The gateway's side: `at` is the address that robots connect to."""
 
     fleet: Fleet
     robots: LeRobotService
+    unserved: asyncio.Event
     at: str
     extra: list[str] = field(default_factory=list)
 
@@ -119,7 +139,8 @@ async def port(
     async with fleet(*servers, model=model) as gateway, AsyncExitStack() as stack:
         workers = Workers(2)
         stack.callback(workers.close)
-        robots = LeRobotService(gateway.caller, workers, SystemClock(), settings)
+        watched = Watched(gateway.caller)
+        robots = LeRobotService(watched, workers, SystemClock(), settings)
         stack.push_async_callback(robots.close)
         addresses = []
         for index in range(num_ports):
@@ -127,7 +148,7 @@ async def port(
             front.add(robots.service(f"port {index}"))
             addresses.append(f"{HOST}:{await front.start()}")
             stack.push_async_callback(front.close)
-        yield Port(gateway, robots, addresses[0], addresses[1:])
+        yield Port(gateway, robots, watched.unserved, addresses[0], addresses[1:])
 
 
 def seen(server: FakePolicyServer) -> list[robot_inference.InferenceCall]:
@@ -143,9 +164,3 @@ async def refused(call: object) -> grpc.aio.AioRpcError:
     except grpc.aio.AioRpcError as error:
         return error
     raise AssertionError("the call succeeded")
-
-
-async def settled() -> None:
-    """Everything that can run without waiting for a socket has run."""
-    for _ in range(10):
-        await asyncio.sleep(0)

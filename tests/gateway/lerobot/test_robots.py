@@ -360,6 +360,7 @@ def test_settings_wait_for_a_server_to_become_ready():
             gateway.fleet.pool.registry.register_managed("pi05", endpoint)
             await robot.ready()
             setting = asyncio.ensure_future(robot.instruct())
+            await gateway.unserved.wait()
             gateway.fleet.add(endpoint)
             await setting
             await server.stop()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import os
 import pickle
-import pickletools
 import struct
+from collections.abc import Iterable
 
 import numpy as np
 
+from phalanx.wire.lerobot import decode_observation
 from tests.wire.lerobot.pickles import observation, recorded
 
 MARKER = "phalanx_was_here"
@@ -24,6 +25,16 @@ class Calls:
 
     def __reduce__(self):
         return self.reduced
+
+
+def _size(num_bytes: int) -> bytes:
+    return struct.pack("<I", num_bytes)
+
+
+def _sensors(values: Iterable[bytes]) -> bytes:
+    """Further entries of an observation, in the place of one."""
+    named = (_string(f"k{number}") + value for number, value in enumerate(values))
+    return b"K\x00s(" + b"".join(named) + b"u" + _string("last") + b"K\x00"
 
 
 def _string(text: str) -> bytes:
@@ -50,6 +61,21 @@ def _in_observation(value: bytes) -> bytes:
         + b"\x8c\x08timestepK\x00\x8c\x0bobservation}\x8c\x05front"
     )
     return head + value + b"sub."
+
+
+def _tensor(stored: bytes, offset: bytes, size: bytes, stride: bytes) -> bytes:
+    """An observation of a tensor with these parts, as opcodes."""
+    payload = b"B" + struct.pack("<I", len(stored)) + stored
+    return _in_observation(
+        b"ctorch._utils\n_rebuild_tensor_v2\n(ctorch.storage\n_load_from_bytes\n"
+        + payload
+        + b"\x85R"
+        + offset
+        + size
+        + b"\x85"
+        + stride
+        + b"\x85\x89ccollections\nOrderedDict\n)RtR"
+    )
 
 
 def _nested_storages() -> dict[str, bytes]:
@@ -84,7 +110,21 @@ def _nested_storages() -> dict[str, bytes]:
     )
     other = good[3].replace(b"ctorch\nFloatStorage\n", b"cos\nsystem\n")
     made["storage_of_a_function"] = storage(b"".join([*good[:3], other, good[4]]) + numbers)
-    inside = storage(b"".join(good) + numbers)
+    whole = b"".join(good) + numbers
+    one = b"K\x01"
+    assert decode_observation(_tensor(whole, b"K\x00", one, one)).sensors["front"] == [1.0]
+    made |= {
+        "storage_with_fewer_numbers": _tensor(whole[:-4], b"K\x00", one, one),
+        "storage_with_more_numbers": _tensor(whole + bytes(4), b"K\x00", one, one),
+        "tensor_beyond_its_storage": _tensor(whole, b"K\x00", b"K\x09", one),
+        "tensor_beside_its_storage": _tensor(whole, b"K\x05", one, one),
+        "tensor_before_its_storage": _tensor(whole, b"J" + struct.pack("<i", -1), one, one),
+        "tensor_of_a_repeated_number": _tensor(
+            whole, b"K\x00", b"\x8a\x05" + (1 << 35).to_bytes(5, "little"), b"K\x00"
+        ),
+        "tensor_with_negative_strides": _tensor(whole, b"K\x00", one, b"J" + struct.pack("<i", -4)),
+    }
+    inside = storage(whole)
     made["storage_in_a_storage"] = storage(inside)
     made["storage_as_zip"] = storage(b"PK\x03\x04" + bytes(200))
     return made
@@ -96,6 +136,14 @@ def _arrays() -> dict[str, bytes]:
     u1 = (
         dtype
         + b"\x8c\x02u1\x89\x88\x87R(K\x03\x8c\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    swapped = (
+        shell
+        + b"(K\x01J"
+        + struct.pack("<i", 1 << 13)
+        + b"\x85"
+        + u1.replace(b"u1", b"f8").replace(b"|", b">")
+        + b"\x89"
     )
     large = b"\x8a\x08" + struct.pack("<q", 1 << 39)
     return {
@@ -109,6 +157,12 @@ def _arrays() -> dict[str, bytes]:
         "array_of_no_bytes_and_a_huge_shape": _in_observation(
             shell + b"(K\x01" + large + large + b"K\x00\x87" + u1 + b"\x89C\x00tb"
         ),
+        "array_of_a_wrong_shape": _in_observation(
+            shell + b"(K\x01K\x03\x85" + u1 + b"\x89C\x01xtb"
+        ),
+        "array_of_a_smaller_shape": _in_observation(
+            shell + b"(K\x01K\x00\x85" + u1 + b"\x89C\x01xtb"
+        ),
         "array_of_a_negative_shape": _in_observation(
             shell + b"(K\x01J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86" + u1 + b"\x89C\x01xtb"
         ),
@@ -117,13 +171,12 @@ def _arrays() -> dict[str, bytes]:
         ),
         "array_without_its_numbers": _in_observation(shell),
         "many_arrays_of_the_same_bytes": _in_observation(
-            b"](B"
-            + struct.pack("<I", 1 << 16)
-            + bytes(1 << 16)
-            + b"q\x07"
-            + (shell + b"(K\x01J" + struct.pack("<i", 1 << 16) + b"\x85" + u1 + b"\x89h\x07tb")
-            * 500
-            + b"e"
+            _sensors(
+                swapped
+                + (b"h\x07" if number else b"B" + _size(1 << 16) + bytes(1 << 16) + b"q\x07")
+                + b"tb"
+                for number in range(300)
+            )
         ),
         "dtype_with_fields": _in_observation(
             shell + b"(K\x01K\x01\x85" + u1.replace(b"NNN", b"N}N") + b"\x89C\x01xtb"
@@ -149,11 +202,10 @@ def _bombs() -> dict[str, bytes]:
         "claimed_text": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 40) + b"x",
         "claimed_frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"N.",
         "claimed_integer": b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b"x",
-        "large_integer": b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".",
-        "much_text": b"\x80\x04"
-        + b"("
-        + (b"X" + struct.pack("<I", 60_000) + b"a" * 60_000) * 60
-        + b"t.",
+        "large_integer": _in_observation(b"\x8a\xff" + b"\x7f" * 255),
+        "much_text": _in_observation(
+            _sensors(b"X" + _size(60_000) + b"a" * 60_000 for _ in range(60))
+        ),
         "many_opcodes": b"\x80\x04" + b"(" + b"N" * 1_000_000 + b"t.",
         "many_fields": _in_observation(
             b"}(" + b"".join(_string(str(n)) + b"N" for n in range(15_000)) + b"u"
@@ -228,9 +280,3 @@ CORPUS: dict[str, bytes] = {
     **_bombs(),
     **_records(),
 }
-
-
-def described(data: bytes) -> str:
-    """For a failure's message."""
-    names = [opcode.name for opcode, _, _ in pickletools.genops(data[:200])]
-    return " ".join(names)

@@ -61,6 +61,31 @@ def test_policy_instructions_are_refused_in_words(changed, words):
         decode_policy_instructions(config(**changed))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("many_arrays_of_the_same_bytes", "arrays are larger than itself"),
+        ("much_text", "too much text"),
+        ("many_opcodes", "too many opcodes"),
+        ("large_integer", "an integer has 255 bytes"),
+        ("array_of_a_wrong_shape", "has 1 bytes, not 3"),
+        ("array_of_a_huge_shape", "is too large"),
+        ("claimed_bytes", "bytes too early"),
+        ("storage_with_fewer_numbers", "1 numbers has 8 bytes, not 12"),
+        ("tensor_of_a_repeated_number", "is not within its 1 numbers"),
+        ("nested_storage_2", "names 'posix.system'"),
+        ("storage_of_a_function", "names 'os.system'"),
+        ("objects", "no plain number type"),
+        ("persistent_id", "a persistent id is not allowed"),
+        ("extension_1", "the opcode 0x82 is not allowed"),
+        ("os_system_0", "no pickle"),
+    ],
+)
+def test_each_is_refused_for_what_it_does(name, words):
+    with pytest.raises(MalformedRequestError, match=words):
+        decode_observation(CORPUS[name])
+
+
 def test_the_message_says_what_was_named_and_where():
     with pytest.raises(MalformedRequestError, match=r"byte \d+: it names 'posix.system'"):
         decode_observation(CORPUS["os_system_4"])

@@ -121,7 +121,8 @@ class Sessions:
             entry.num_calls -= 1
             entry.seen_s = self._clock.monotonic_s()
             if not entry.num_calls:
-                asyncio.get_running_loop().call_later(AWAY_S, self._tell_left)
+                # A little later, since timers may be early by this clock.
+                asyncio.get_running_loop().call_later(AWAY_S * 1.1, self._tell_left)
 
     async def close(self) -> None:
         entries, self._entries = self._entries, []
