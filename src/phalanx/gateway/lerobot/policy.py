@@ -28,6 +28,9 @@ from phalanx.wire.lerobot import (
 from phalanx.wire.robot_inference import InferenceAnswer, InferenceCall
 
 
+SETUP_PAUSE_S = 0.2
+
+
 class Answers(Protocol):
     """What is needed of `PolicyCaller`."""
 
@@ -73,9 +76,10 @@ class Policy:
             try:
                 answer = await self._infer(instructions, observation, 0)
             except NoServerError as error:
-                if loop.time() + error.retry_after_s > end_s:
+                pause_s = min(error.retry_after_s, SETUP_PAUSE_S)
+                if loop.time() + pause_s > end_s:
                     raise
-                await asyncio.sleep(error.retry_after_s)
+                await asyncio.sleep(pause_s)
             else:
                 horizon, width = answer.actions.values.shape
                 return horizon, width
