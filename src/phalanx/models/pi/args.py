@@ -11,6 +11,8 @@ from phalanx.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
+NATIVE_OPERATORS = ("auto", "off", "required")
+
 ImageShapes = tuple[tuple[int, int, int], ...]
 
 
@@ -18,6 +20,11 @@ def check_batch_size(max_batch_size: object) -> None:
     boolean = isinstance(max_batch_size, bool)
     if boolean or not isinstance(max_batch_size, int) or max_batch_size < 1:
         raise ConfigurationError(f"max_batch_size={max_batch_size!r} must be a positive integer")
+
+
+def check_operators(choice: object) -> None:
+    if choice not in NATIVE_OPERATORS:
+        raise ConfigurationError(f"native_operators={choice!r}; allowed: {NATIVE_OPERATORS}")
 
 
 def check_remap(remap: object) -> None:

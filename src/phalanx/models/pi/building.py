@@ -143,10 +143,13 @@ def targets_of(model: PiModel, *, tied: bool) -> dict[str, tuple[Target, ...]]:
     return found
 
 
-def build_service(policy: LoadedPolicy, max_batch_size: int) -> PolicyService:
+def build_service(
+    policy: LoadedPolicy, max_batch_size: int, *, captures_rollouts: bool = False
+) -> PolicyService:
     """A service of `max_batch_size` rows at once."""
     geometry = policy.model.geometry
-    engine = build_engine(policy, nodes_of(policy, max_batch_size), max_batch_size)
+    nodes = nodes_of(policy, max_batch_size, captures_rollouts=captures_rollouts)
+    engine = build_engine(policy, nodes, max_batch_size)
     budget = Budget(_step_tokens(policy, max_batch_size), max_batch_size)
     generator = torch.Generator()
     seed = get_engine_config().runtime.seed
@@ -170,12 +173,16 @@ def _step_tokens(policy: LoadedPolicy, max_batch_size: int) -> int:
     return min(most, _CPU_STEP_TOKENS) if policy.backend.device.type == "cpu" else most
 
 
-def nodes_of(policy: LoadedPolicy, max_batch_size: int = 1) -> dict[str, PolicyNode]:
+def nodes_of(
+    policy: LoadedPolicy, max_batch_size: int = 1, *, captures_rollouts: bool = False
+) -> dict[str, PolicyNode]:
     """The nodes by name; those that are captured are for up to so many rows."""
+    model, backend = policy.model, policy.backend
+    expert = ExpertNode(model, backend, max_batch_size, captures_rollouts=captures_rollouts)
     return {
-        VISION_NODE: VisionNode(policy.model, policy.backend),
-        PREFIX_NODE: PrefixNode(policy.model, policy.backend),
-        EXPERT_NODE: ExpertNode(policy.model, policy.backend, max_batch_size),
+        VISION_NODE: VisionNode(model, backend),
+        PREFIX_NODE: PrefixNode(model, backend),
+        EXPERT_NODE: expert,
     }
 
 

@@ -39,6 +39,11 @@ class ActionExpert(nn.Module, ABC):
         self._conditions.clear()
 
     @property
+    def has_value(self) -> bool:
+        """Whether it has a head that values what it sees."""
+        return False
+
+    @property
     def trained_later(self) -> frozenset[str]:
         """Names of tensors that a checkpoint may lack, since only a trained policy has them."""
         return frozenset()

@@ -41,19 +41,28 @@ class _Sensing:
 
 
 class _Key(enum.Enum):
-    """Which denoising steps are captured: those of rows whose actions are all at one time, and
-    nothing of which is drawn.
+    """Which denoising steps are captured: those of rows whose actions are all at one time, if either
+    none of them is drawn or all are.
     """
 
     EULER = "every row makes an Euler step"
+    DRAWN = "every row is a rollout's"
 
 
 class ExpertNode(PolicyNode):
     """The actions are written behind the prefix, see it and each other, and are not kept there."""
 
-    def __init__(self, model: PiModel, backend: DeviceBackend, max_batch_size: int = 1) -> None:
+    def __init__(
+        self,
+        model: PiModel,
+        backend: DeviceBackend,
+        max_batch_size: int = 1,
+        *,
+        captures_rollouts: bool = False,
+    ) -> None:
         """Steps of up to `max_batch_size` rows are captured, where the device captures."""
         super().__init__(model, backend)
+        self._captures_rollouts = captures_rollouts
         self._chunk = model.geometry.chunk_size
         self._max_batch_size = max_batch_size
         self._attention: PagedAttention
@@ -77,21 +86,32 @@ class ExpertNode(PolicyNode):
             return SubmoduleStep(segments, {"kv": KVStep(segments), "attention": AttentionStep()})
         turns = [one for one in inputs if isinstance(one, DenoiseTurn)]
         pairs = list(zip(rows, turns, strict=True))
+        takers = {
+            "actions": [row for row, turn in pairs if turn.ends],
+            "velocity": [row for row, turn in pairs if turn.traced],
+            "value": [row for row, turn in pairs if turn.draw is not None and turn.draw.valued],
+        }
         receivers = {
-            "actions": tuple(row.request_id for row, turn in pairs if turn.ends),
-            "velocity": tuple(row.request_id for row, turn in pairs if turn.traced),
+            name: tuple(row.request_id for row in taking) for name, taking in takers.items()
         }
         return _denoise_step(segments, self.capture_key(walk, rows), receivers)
 
     def capture_configs(self) -> Sequence[CaptureConfig]:
         shapes = Shapes(rows=_sizes(self._max_batch_size), row_tokens=self._chunk)
-        denoise = Walk.DENOISE.value
-        return (CaptureConfig(denoise, shapes, key=_Key.EULER, caps_eager_batch_size=False),)
+        keys = _Key if self._captures_rollouts else (_Key.EULER,)
+        return tuple(
+            CaptureConfig(Walk.DENOISE.value, shapes, key=key, caps_eager_batch_size=False)
+            for key in keys
+        )
 
     def capture_key(self, walk: str, rows: Sequence[StepRow]) -> _Key | None:
-        if Walk(walk) is not Walk.DENOISE:
+        inputs = [state_of(row).inputs for row in rows]
+        if Walk(walk) is not Walk.DENOISE or any(one.num_frozen for one in inputs):
             return None
-        return _Key.EULER if all(state_of(row).is_plain for row in rows) else None
+        num_drawn = sum(one.rollout is not None for one in inputs)
+        if num_drawn == 0:
+            return _Key.EULER
+        return _Key.DRAWN if num_drawn == len(inputs) else None
 
     def declare_capture(self, walk: str, key: Hashable) -> SubmoduleStep:
         return _denoise_step((), key, {})
@@ -101,14 +121,18 @@ class ExpertNode(PolicyNode):
         condition = self.model.expert.condition(1.0)
         numbers = torch.zeros(rows, 1, 1, device=device)
         chunk = torch.zeros(rows, self._chunk, geometry.max_action_dim, device=device)
-        return {
+        shared = {
             "conditions": condition.expand(rows, 1, *condition.shape).clone(),
+            "positions": torch.zeros(tokens, dtype=torch.int64, device=device),
             "times": numbers,
             "advances": numbers.clone(),
-            "positions": torch.zeros(tokens, dtype=torch.int64, device=device),
-            "old": chunk,
-            "weights": torch.zeros(rows, self._chunk, 1, device=device),
         }
+        if key is _Key.DRAWN:
+            # Of a padding row: at time 1, so that nothing is divided by 0.
+            drawn = torch.ones(3, rows, 1, 1, device=device)
+            return {**shared, "numbers": drawn, "noise": chunk}
+        weights = torch.zeros(rows, self._chunk, 1, device=device)
+        return {**shared, "old": chunk, "weights": weights}
 
     def preprocess(
         self, engine: EngineInputs, inputs: Sequence[PolicyRow | DenoiseTurn]
@@ -118,7 +142,7 @@ class ExpertNode(PolicyNode):
         turns = [one for one in inputs if isinstance(one, DenoiseTurn)]
         tensors = step_tensors(turns, self._chunk, self.model.expert.condition, self._backend)
         if engine.lease is not None:
-            return self._static(tensors)
+            return self._static(tensors, drawing_of(turns, self._backend))
         return Denoising(
             tensors,
             drawing_of(turns, self._backend),
@@ -148,31 +172,41 @@ class ExpertNode(PolicyNode):
 
     def _captured(self, inputs: Mapping[str, Tensor]) -> NodeOutputs:
         """A captured shape; rows that are bound to nothing have weights of zero."""
+        old = inputs.get("old")
         tensors = StepTensors(
             inputs["conditions"],
             inputs["times"],
             inputs["advances"],
             inputs["positions"],
-            Guidance(inputs["old"], inputs["weights"]),
+            None if old is None else Guidance(old, inputs["weights"]),
         )
-        v, x, _ = self._stepped(self._latents.read("x"), tensors)
+        before = self._latents.read("x")
+        v, x, hidden = self._stepped(before, tensors)
+        columns: dict[str, Tensor] = {}
+        if "noise" in inputs:
+            x, log_probs = drawn_step(before, v, inputs["numbers"], inputs["noise"])
+            columns = {"drawn": x, "log_probs": log_probs}
+            if self.model.expert.has_value:
+                columns["value"] = self.model.expert.value(hidden)
         self._latents.write("x", x)
-        return NodeOutputs({"velocity": Column.by_row(v), "actions": Column.by_row(x)})
+        columns |= {"velocity": v, "actions": x}
+        return NodeOutputs({name: Column.by_row(values) for name, values in columns.items()})
 
-    def _static(self, tensors: StepTensors) -> dict[str, Tensor]:
+    def _static(self, tensors: StepTensors, drawing: Drawing | None) -> dict[str, Tensor]:
         """The same by name; without old chunks nothing of what binds to them is filled in."""
+        shared = {
+            "conditions": tensors.conditions,
+            "positions": tensors.positions,
+            "times": tensors.times,
+            "advances": tensors.advances,
+        }
+        if drawing is not None:
+            return {**shared, "numbers": drawing.numbers, "noise": drawing.noise}
         old = tensors.times.new_zeros(0, self._chunk, self.model.geometry.max_action_dim)
         weights = tensors.times.new_zeros(0, self._chunk, 1)
         if tensors.guidance is not None:
             old, weights = tensors.guidance.old, tensors.guidance.weights
-        return {
-            "conditions": tensors.conditions,
-            "times": tensors.times,
-            "advances": tensors.advances,
-            "positions": tensors.positions,
-            "old": old,
-            "weights": weights,
-        }
+        return {**shared, "old": old, "weights": weights}
 
     def _stepped(self, x: Tensor, given: StepTensors) -> tuple[Tensor, Tensor, Tensor]:
         """Velocities at `x`, what an Euler step makes of it, and the expert's last hidden values."""

@@ -62,6 +62,11 @@ class RowInputs:
     old_chunk: OldChunk | None = None
     rollout: RowRollout | None = None
 
+    @property
+    def num_frozen(self) -> int:
+        """Actions that are kept as they are."""
+        return 0 if self.old_chunk is None else self.old_chunk.num_frozen
+
 
 @dataclass(frozen=True)
 class DenoiseTurn:
@@ -100,12 +105,6 @@ class PolicyRow:
     def _num_behind(self) -> int:
         """Tokens before the actions."""
         return self.num_prefix + (self.inputs.state is not None)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its steps are Euler's, with all actions at one time."""
-        old = self.inputs.old_chunk
-        return self.inputs.rollout is None and (old is None or old.num_frozen == 0)
 
     def _route(self) -> list[Walk]:
         """The walks of the whole row, in order."""

@@ -29,15 +29,11 @@ class RowMaker:
 
     def make(self, request: PiRequest, state: Tensor | None = None) -> list[RowInputs]:
         """One for each row of a valid request; `state` (B, size) where the expert reads one."""
-        lens, masks = request.lang_lens.tolist(), request.image_masks
+        lens, rtc = request.lang_lens.tolist(), request.rtc
         noise = self._noise(request)
-        images = request.pixel_values.to(self._device, torch.float32)
-        if masks is not None:
-            masks = masks.to(self._device)
-        rtc = request.rtc
         return [
             RowInputs(
-                images=images[at] if masks is None else images[at][masks[at]],
+                images=self._images(request, at),
                 token_ids=request.input_ids[at, : lens[at]].to(self._device),
                 noise=noise[at],
                 num_steps=request.num_steps or self._geometry.num_steps,
@@ -62,6 +58,13 @@ class RowMaker:
             replace(row, num_steps=steps, rollout=RowRollout(noise[at], tuple(own), with_values))
             for at, (row, own) in enumerate(zip(rows, sigmas.tolist(), strict=True))
         ]
+
+    def _images(self, request: PiRequest, row: int) -> Tensor:
+        """The images of cameras that are there; others do not reach the device."""
+        images, masks = request.pixel_values[row], request.image_masks
+        if masks is not None and not bool(masks[row].all()):
+            images = images[masks[row].to(images.device)]
+        return images.to(self._device, torch.float32)
 
     def _noise(self, request: PiRequest) -> Tensor:
         if request.noise is not None:

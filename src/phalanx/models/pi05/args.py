@@ -12,6 +12,7 @@ from phalanx.models.pi.args import (
     ImageShapes,
     check_batch_size,
     check_image_shapes,
+    check_operators,
     check_remap,
     vision_dtype,
 )
@@ -45,5 +46,6 @@ class PI05Args(EntryArgs):
     def __post_init__(self) -> None:
         check_batch_size(self.max_batch_size)
         check_remap(self.weight_remap)
+        check_operators(self.native_operators)
         check_image_shapes(self.inputs_image_shape)
         vision_dtype(self.vision_params_dtype)

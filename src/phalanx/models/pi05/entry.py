@@ -52,7 +52,9 @@ class PI05Entry(PiEntry):
     def load(self, args: PI05Args) -> PolicyService:
         has_value = args.config is not None and args.config.add_value_head
         kind = replace(PI05, make_expert=partial(PI05Expert, has_value=has_value))
-        return build_service(load_policy(kind, options_of(args)), args.max_batch_size)
+        policy = load_policy(kind, options_of(args))
+        captured = args.capture_rollout
+        return build_service(policy, args.max_batch_size, captures_rollouts=captured)
 
     def start(self, rid: str, request: PI05Request) -> None:
         if isinstance(request, PI05RolloutRequest):

@@ -59,6 +59,10 @@ class PI05Expert(ActionExpert):
             yield from self.value_head.targets()
 
     @property
+    def has_value(self) -> bool:
+        return self.value_head is not None
+
+    @property
     def trained_later(self) -> frozenset[str]:
         head = self.value_head
         return frozenset() if head is None else frozenset(name for name, _ in head.targets())
