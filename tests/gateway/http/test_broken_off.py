@@ -5,11 +5,14 @@ is one that the client can tell from a whole answer.
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.upstream_pool import UpstreamPool
 from tests.gateway.http.running import (
+    HOST,
     Servers,
     answering,
     backend,
@@ -267,5 +270,68 @@ def test_two_dead_servers_are_all_that_is_tried():
                 assert first.status == 503 and b"was not started" in first.body
                 assert (await front.ask(JSON)).status == 200
                 assert servers.in_flight == 0
+
+    run(scenario())
+
+
+def test_a_rested_connection_is_looked_at_before_it_is_used():
+    async def scenario():
+        pool = UpstreamPool(HttpLimits(upstream_fresh_s=1e-9))
+        with socket.create_server((HOST, 0)) as listener:
+            servers = Servers(m=(listener.getsockname()[1],))
+            (server,) = servers.pool.snapshot.servers
+            upstream = await pool.connect(server)
+            accepted, _ = listener.accept()
+            with accepted:
+                pool.put(upstream)
+                await asyncio.sleep(0.002)  # the loop's clock counts milliseconds
+                assert pool.idle(server.server_id) is upstream
+                pool.put(upstream)
+                await asyncio.sleep(0.002)  # the loop's clock counts milliseconds
+            # The loop has not turned since: nothing but a look can tell.
+            assert pool.idle(server.server_id) is None
+
+    run(scenario())
+
+
+def test_a_connection_with_half_a_request_on_it_is_not_used_again():
+    async def script(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(LENGTH)
+        await reader.read()
+
+    async def scenario():
+        async with relayed(script) as (front, one):
+            client = await front.connect()
+            client.write(b"POST /v1/x HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nabc")
+            answer = await client.answer()
+            assert answer.status == 200 and answer.headers["connection"] == "close"
+            (server_id,) = front.servers.ids.values()
+            assert front.relay.upstreams.idle(server_id) is None
+            await one.closed.wait()
+            await front.servers.left(1)
+
+    run(scenario())
+
+
+def test_a_body_that_grows_too_large_on_its_way_is_refused():
+    got = asyncio.Event()
+
+    async def script(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(8)
+        got.set()
+        await reader.read()
+
+    async def scenario():
+        async with relayed(script, limits=HttpLimits(max_body_bytes=8)) as (front, one):
+            client = await front.connect()
+            head = b"POST /v1/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            client.write(head + b"4\r\nabcd\r\n")
+            await got.wait()
+            client.write(b"5\r\nefghi\r\n")
+            assert (await client.answer()).status == 413
+            await one.closed.wait()
+            await front.servers.left(1)
 
     run(scenario())

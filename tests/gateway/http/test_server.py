@@ -79,10 +79,22 @@ def test_what_is_refused_is_refused_in_words(data, status):
     assert answer.headers["x-request-id"]
 
 
-def test_a_client_that_still_sends_gets_its_refusal():
-    body = b"z" * 3_000_000
-    (answer,) = ask(request(body=body), limits=HttpLimits(max_body_bytes=1000))
-    assert answer.status == 413 and answer.headers["connection"] == "close"
+def test_a_client_that_still_sends_is_not_cut_off():
+    async def scenario():
+        limits = HttpLimits(max_body_bytes=1000)
+        async with relayed(answering(OK), limits=limits) as (front, one):
+            client = await front.connect()
+            client.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9000000\r\n\r\n")
+            answer = await client.answer()
+            assert answer.status == 413 and answer.headers["connection"] == "close"
+            for _ in range(20):
+                client.write(bytes(2**18))
+                await client.writer.drain()
+            client.writer.write_eof()
+            await front.server.close(drain_s=30.0)
+            assert one.connections == 0
+
+    run(scenario())
 
 
 def test_the_key_is_asked_for_and_not_passed_on():

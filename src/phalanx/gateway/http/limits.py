@@ -17,6 +17,7 @@ class HttpLimits:
     response that the client takes. `response_timeout_s` is for a backend's first byte, and between
     two of its pieces. `upstream_idle_s` is how long an unused connection to a backend is kept; it
     is shorter than servers keep theirs, so that a request seldom meets one that is being closed.
+    A connection that has rested for `upstream_fresh_s` is looked at before it is used again.
     """
 
     max_head_bytes: int = 64 * 1024
@@ -31,6 +32,7 @@ class HttpLimits:
     connect_timeout_s: float = 2.0
     response_timeout_s: float = 600.0
     upstream_idle_s: float = 4.0
+    upstream_fresh_s: float = 0.05
     linger_s: float = 5.0
 
     def __post_init__(self) -> None:

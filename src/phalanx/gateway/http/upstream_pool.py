@@ -10,9 +10,6 @@ from phalanx.gateway.http.upstream import Upstream
 from phalanx.gateway.http.whole_message import KnownHeads
 from phalanx.routing.snapshot import Server
 
-_FRESH_S = 0.05
-"""So shortly after its last use, nobody asks whether the backend has closed a connection."""
-
 
 class UpstreamPool:
     """Idle connections by server, the one used last first. Belongs to one event loop."""
@@ -29,7 +26,7 @@ class UpstreamPool:
         waiting = self._idle.get(server_id)
         while waiting:
             upstream = waiting.pop()
-            if _usable(upstream):
+            if self._usable(upstream):
                 return upstream
             upstream.abort()
         return None
@@ -71,13 +68,12 @@ class UpstreamPool:
                 upstream.abort()
         self._idle.clear()
 
-
-def _usable(upstream: Upstream) -> bool:
-    if upstream.lost or upstream.transport.is_closing():
-        return False
-    if upstream.rested_s() < _FRESH_S:
-        return True
-    # What an idle backend sends is the end: better seen now than after the request was written.
-    poll = select.poll()
-    poll.register(upstream.transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return not poll.poll(0)
+    def _usable(self, upstream: Upstream) -> bool:
+        if upstream.lost or upstream.transport.is_closing():
+            return False
+        if upstream.rested_s() < self._limits.upstream_fresh_s:
+            return True
+        # What an idle backend sends is the end: better seen now than after the request was written.
+        poll = select.poll()
+        poll.register(upstream.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
