@@ -33,8 +33,10 @@ class ServeProcess:
 
 
 @contextmanager
-def phalanx_serve(installed: Path, *arguments: str, **environment: str) -> Iterator[ServeProcess]:
-    """Ready on entry, killed on exit."""
+def started(
+    installed: Path, *arguments: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The process of `phalanx serve`, which may not be ready; killed on exit."""
     variables = {
         **os.environ,
         "PHALANX_DEVICE": "cpu",
@@ -50,7 +52,14 @@ def phalanx_serve(installed: Path, *arguments: str, **environment: str) -> Itera
         env=variables,
     ) as process:
         try:
-            yield ServeProcess(process)
+            yield process
         finally:
             process.kill()
             process.communicate()
+
+
+@contextmanager
+def phalanx_serve(installed: Path, *arguments: str, **environment: str) -> Iterator[ServeProcess]:
+    """Ready on entry, killed on exit."""
+    with started(installed, *arguments, **environment) as process:
+        yield ServeProcess(process)
