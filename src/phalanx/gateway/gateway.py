@@ -30,7 +30,13 @@ from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.leases import LeaseTimer
-from phalanx.gateway.lerobot import LeRobotDoor, LeRobotService, LeRobotSettings, Listener
+from phalanx.gateway.lerobot import (
+    LeRobotDoor,
+    LeRobotService,
+    LeRobotSettings,
+    Listener,
+    RobotsFile,
+)
 from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
@@ -196,7 +202,9 @@ class Gateway:
             infer_timeout_s=config.request_timeout_s,
             max_upload_bytes=config.max_message_bytes,
         )
-        robots = LeRobotService(self.caller, self._workers, clock, settings)
+        path = config.state_file
+        file = None if path is None else RobotsFile(path.with_name(path.name + ".robots"))
+        robots = LeRobotService(self.caller, self._workers, clock, settings, file)
         host, _ = config.grpc_listener
         keys, limits, tls = self._keys, self._grpc_limits, _grpc_tls(config)
         listeners = [Listener(host, port, keys, limits, tls) for port in config.lerobot_ports]

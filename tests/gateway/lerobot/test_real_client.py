@@ -60,6 +60,26 @@ def test_r105_the_robot_keeps_moving_while_servers_come_and_go(python, tmp_path)
     print(f"{len(times)} actions at {rate:.1f} Hz, longest pause {1000 * max(pauses):.0f} ms")
 
 
+def test_the_robot_goes_on_after_a_restart_of_the_gateway(python, tmp_path):
+    async def scenario():
+        async with policy_server(tmp_path / "server.log") as server, AsyncExitStack() as stack:
+            options = {
+                "backends": (Backend("pi05", server.endpoint),),
+                "lerobot": True,
+                "state_file": tmp_path / "state",
+            }
+            async with running(**options) as gateway:
+                await ready(gateway, 1)
+                options["grpc_address"] = address = f"{HOST}:{gateway.grpc_port}"
+                client = await stack.enter_async_context(real_client(python, address, tmp_path))
+                await client.moved(30)
+            async with running(**options):
+                await client.moved(len(client.move_times_s) + 60)
+                await client.stop()
+
+    run(scenario())
+
+
 MISMATCHES = {
     "--robot.camera_names=[front, ceiling]": "'ceiling'",
     "--robot.num_joints=7": "the state has 7 numbers; this policy takes 8",

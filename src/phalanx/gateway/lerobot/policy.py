@@ -27,7 +27,6 @@ from phalanx.wire.lerobot import (
 )
 from phalanx.wire.robot_inference import InferenceAnswer, InferenceCall
 
-
 SETUP_PAUSE_S = 0.2
 
 

@@ -14,6 +14,7 @@ from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.lerobot.caller import Caller, caller_of
 from phalanx.gateway.lerobot.faults import tellable
 from phalanx.gateway.lerobot.policy import Answers, Policy
+from phalanx.gateway.lerobot.robots_file import RobotsFile
 from phalanx.gateway.lerobot.session import Session
 from phalanx.gateway.lerobot.sessions import Sessions
 from phalanx.gateway.lerobot.settings import LeRobotSettings
@@ -29,6 +30,9 @@ from phalanx.wire.lerobot import (
 )
 
 logger = logging.getLogger(__name__)
+
+SAVE_S = 60.0
+"""How old the times in the file may be at which robots were last heard of."""
 
 
 class RobotView(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +59,18 @@ class LeRobotService:
         workers: Workers,
         clock: Clock,
         settings: LeRobotSettings | None = None,
-        ids: RequestIds | None = None,
+        file: RobotsFile | None = None,
     ) -> None:
+        """`file` keeps what robots asked for over a restart."""
         self._settings = settings or LeRobotSettings()
-        self._policy = Policy(answers, workers, self._settings, ids or RequestIds())
+        self._clock = clock
+        self._file = file
+        self._saved_s = clock.monotonic_s()
+        self._policy = Policy(answers, workers, self._settings, RequestIds())
         self._sessions = Sessions(
             lambda name: Session(name, self._policy, self._settings, clock), self._settings, clock
         )
+        self._restore()
 
     def service(self, address: str = "") -> Service:
         """`address` names the port, where there are several: robots of different ones never mix."""
@@ -79,13 +88,15 @@ class LeRobotService:
         """Raises what its operator is to be told, before the robot moves."""
         session = self._sessions.find(caller)
         with self._sessions.calling(session):
-            instructions = decode_policy_instructions(decode_data(message))
+            data = decode_data(message)
+            instructions = decode_policy_instructions(data)
             try:
                 horizon, width = await self._policy.check(instructions)
             except PhalanxError as error:
                 logger.warning("robot %s: %s", session.name, error)
                 raise tellable(error) from error
-            session.instruct(instructions)
+            session.instruct(instructions, data)
+            self._save()
             logger.info(
                 "robot %s uses model %s: cameras %s, %d joints, %d of %d actions of %d numbers",
                 session.name,
@@ -126,10 +137,25 @@ class LeRobotService:
     async def actions(self, caller: Caller) -> bytes:
         session = await self._sessions.returned(caller)
         with self._sessions.calling(session):
+            if self._clock.monotonic_s() - self._saved_s > SAVE_S:
+                self._save()
             return await session.actions()
 
     async def close(self) -> None:
+        self._save()
         await self._sessions.close()
+
+    def _restore(self) -> None:
+        for robot in () if self._file is None else self._file.load():
+            try:
+                self._sessions.restore(robot)
+            except PhalanxError as error:
+                logger.warning("a robot at %s is not known any more: %s", robot.address, error)
+
+    def _save(self) -> None:
+        self._saved_s = self._clock.monotonic_s()
+        if self._file is not None:
+            self._file.save(self._sessions.saved())
 
 
 class _Methods:

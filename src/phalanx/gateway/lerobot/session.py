@@ -46,6 +46,7 @@ class Session:
     def __init__(self, name: str, policy: Policy, settings: LeRobotSettings, clock: Clock) -> None:
         self.name = name
         self.instructions: PolicyInstructions | None = None
+        self.instructions_data = b""
         self.account = Account(settings.fps)
         self.faults = Faults(clock)
         self._policy = policy
@@ -74,9 +75,10 @@ class Session:
         self.faults.clear()
         self.interrupt()
 
-    def instruct(self, instructions: PolicyInstructions) -> None:
+    def instruct(self, instructions: PolicyInstructions, data: bytes) -> None:
+        """What the robot asks for from now on; `data` is how it said so."""
         self.reset()
-        self.instructions = instructions
+        self.instructions, self.instructions_data = instructions, data
 
     def interrupt(self) -> None:
         """Whoever waits for actions is answered that there are none."""

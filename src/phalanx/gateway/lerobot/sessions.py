@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from phalanx.clock import Clock
 from phalanx.errors import InvalidRequestError
 from phalanx.gateway.lerobot.caller import Caller
+from phalanx.gateway.lerobot.robots_file import SavedRobot
 from phalanx.gateway.lerobot.session import Session
 from phalanx.gateway.lerobot.settings import LeRobotSettings
+from phalanx.wire.lerobot import decode_policy_instructions
 
 AWAY_S = 0.5
 """How long a session must have had no call before another connection may take it over."""
@@ -48,6 +50,34 @@ class Sessions:
 
     def all(self) -> list[tuple[Session, Caller]]:
         return [(entry.session, entry.caller) for entry in self._entries]
+
+    def saved(self) -> list[SavedRobot]:
+        """What to `restore` after a restart."""
+        monotonic_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        return [
+            SavedRobot(
+                entry.caller.address,
+                entry.caller.host,
+                entry.caller.session_id,
+                wall_s if entry.num_calls else wall_s - (monotonic_s - entry.seen_s),
+                entry.session.instructions_data,
+            )
+            for entry in self._entries
+            if entry.session.instructions is not None
+        ]
+
+    def restore(self, robot: SavedRobot) -> None:
+        """Know a robot of before as one whose connection went away.
+
+        Raises `MalformedRequestError` where its settings cannot be read.
+        """
+        instructions = decode_policy_instructions(robot.instructions)
+        age_s = max(self._clock.wall_s() - robot.seen_wall_s, AWAY_S)
+        caller = Caller(f"{robot.host}:", robot.address, robot.session_id)
+        session = self._make(robot.session_id or f"{robot.host} at {robot.address}")
+        session.instruct(instructions, robot.instructions)
+        self._entries.append(_Entry(session, caller, self._clock.monotonic_s() - age_s))
+        self._expire()
 
     def begin(self, caller: Caller) -> Session:
         """The session of a robot that says that it begins; of no other."""
