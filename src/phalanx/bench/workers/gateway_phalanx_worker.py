@@ -14,6 +14,7 @@ from gateway_traffic import KEY, MODEL  # type: ignore[import-not-found]
 from phalanx import __version__
 from phalanx.gateway.config import Backend, GatewayConfig
 from phalanx.gateway.gateway import Gateway
+from phalanx.heap import keep_freed_memory
 from phalanx.routing.snapshot import ServerState
 
 READY_S = 30.0
@@ -23,6 +24,7 @@ class OwnProxy:
     """The gateway, running in the background while this thread answers commands."""
 
     def __init__(self, message: Message) -> None:
+        keep_freed_memory()
         self._loop = BackgroundLoop()
         self._loop.run(self._start(message))
 

@@ -30,6 +30,7 @@ from phalanx.gateway.http.response_head import response_head
 from phalanx.gateway.http.tunnel import Tunnel
 from phalanx.gateway.http.upstream import Upstream
 from phalanx.gateway.http.work import Caller
+from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
 
 _DROPPED = HOP_BY_HOP | OWN
@@ -72,13 +73,14 @@ class Exchange:
 
     def start(self) -> None:
         """Choose a server and send what there is of the request."""
+        relay = self._relay
         try:
             model = model_of(self._request)
-            ticket = self._ticket = self._relay.acquire(model)
+            ticket = self._ticket = relay.pool.acquire(model or relay.default_model, Scheme.HTTP)
         except PhalanxError as error:
             self._caller.refuse(refusal_of(error))
             return
-        upstream = self._relay.upstreams.idle(ticket.server.server_id)
+        upstream = relay.upstreams.idle(ticket.server.server_id)
         if upstream is not None:
             self._send(upstream)
         else:
@@ -195,7 +197,9 @@ class Exchange:
             ticket = self._ticket
             try:
                 if ticket is None:
-                    ticket = self._ticket = self._relay.acquire(model, tried)
+                    ticket = self._ticket = self._relay.pool.acquire(
+                        model or self._relay.default_model, Scheme.HTTP, tried
+                    )
                 upstream = await self._relay.upstreams.connect(ticket.server)
             except OSError as error:
                 assert ticket is not None

@@ -62,10 +62,7 @@ class Relay:
         self.passes_authorization = passes_authorization
         self.limits = limits or HttpLimits()
         self.upstreams = UpstreamPool(self.limits)
-        self._default_model = default_model
-
-    def acquire(self, model: str | None, exclude: frozenset[str] = NOBODY) -> Ticket:
-        return self.pool.acquire(model or self._default_model, Scheme.HTTP, exclude)
+        self.default_model = default_model
 
     def close(self) -> None:
         """Close the connections that no request has."""
