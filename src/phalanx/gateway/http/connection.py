@@ -159,6 +159,10 @@ class ClientConnection(asyncio.Protocol):
         waiting = self._reader.waiting
         self._upload_held = held and bool(waiting) and not waiting[0].complete
         self._balance()
+        if self._upload_held:
+            self._deadline.clear()  # it is not the client that is slow
+        else:
+            self._watch()
 
     def switch(self) -> bytes:
         self._deadline.close()
@@ -296,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _watch(self) -> None:
         """Set the time in which the client has to do what is its turn to do."""
-        if self._lingers or self._response_held or self._switched:
+        if self._lingers or self._response_held or self._upload_held or self._switched:
             return
         limits = self._front.limits
         waiting = self._reader.waiting

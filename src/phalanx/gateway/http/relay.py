@@ -6,6 +6,7 @@ from typing import Protocol
 
 from phalanx.errors import (
     BodyTooLargeError,
+    DeadlineExceededError,
     EngineUnavailableError,
     InvalidInputError,
     MalformedRequestError,
@@ -25,6 +26,7 @@ _STATUSES: tuple[tuple[type[PhalanxError], int, str], ...] = (
     (MalformedRequestError, 400, "malformed_request"),
     (BodyTooLargeError, 413, "body_too_large"),
     (InvalidInputError, 400, "invalid_request"),
+    (DeadlineExceededError, 504, "timeout"),
     (EngineUnavailableError, 503, "unavailable"),
     (PhalanxError, 500, "internal_error"),
 )
