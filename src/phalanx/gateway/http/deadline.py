@@ -24,13 +24,15 @@ class Deadline:
         self._due = NEVER
         self._timer: asyncio.TimerHandle | None = None
 
-    def set(self, delay_s: float) -> None:
-        """Let it pass in `delay_s` seconds."""
-        at = self._at = self._loop.time() + delay_s
+    def set(self, delay_s: float) -> float:
+        """Let it pass in `delay_s` seconds; returns the time by the loop's clock."""
+        now = self._loop.time()
+        at = self._at = now + delay_s
         if at < self._due:
             if self._timer is not None:
                 self._timer.cancel()
             self._arm(at)
+        return now
 
     def clear(self) -> None:
         """Let it never pass, until it is set."""

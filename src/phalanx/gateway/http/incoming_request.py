@@ -41,19 +41,6 @@ class IncomingRequest:
     def __init__(self) -> None:
         self.parts: list[Bytes] = []
 
-    @classmethod
-    def whole(cls, known: KnownHead, length: int, body: bytes) -> IncomingRequest:
-        """One that came in one read."""
-        request = cls()
-        request.known = known
-        request.method = known.method
-        request.path = known.path
-        request.head_done = request.complete = True
-        request.content_length = length
-        if body:
-            request.parts.append(body)
-        return request
-
     def take(self) -> list[Bytes]:
         """The parts that have arrived since the last time."""
         parts = self.parts
@@ -114,3 +101,17 @@ class IncomingRequest:
         if self.content_length < 0:
             return known.onward
         return b"%bcontent-length: %d\r\n" % (known.onward, self.content_length)
+
+
+class WholeRequest(IncomingRequest):
+    """One that came in one read."""
+
+    head_done = True
+    complete = True
+
+    def __init__(self, known: KnownHead, length: int, body: bytes) -> None:
+        self.known = known
+        self.method = known.method
+        self.path = known.path
+        self.content_length = length
+        self.parts = [body] if body else []

@@ -29,10 +29,11 @@ def model_of(request: IncomingRequest) -> str | None:
 
     Raises `MalformedRequestError` where a name is not a string.
     """
-    given = request.model_field
+    known = request.known
+    given = request.model_field if known is None else known.model
     if given is not None:
         return given.decode("utf-8", "replace")
-    if not request.is_json or not request.has_body:
+    if not (request.is_json if known is None else known.is_json) or not request.parts:
         return None
     parts = request.parts
     try:

@@ -11,7 +11,7 @@ from collections import deque
 import httptools
 
 from phalanx.gateway.http.fields import SINGLE, named_by_connection
-from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
+from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest, WholeRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.whole_message import KnownHeads
@@ -62,7 +62,7 @@ class RequestReader:
         elif not self.stopped:
             whole = self._heads.request(data) if len(data) <= self._max_glance else None
             if whole is not None:
-                self.waiting.append(IncomingRequest.whole(*whole))
+                self.waiting.append(WholeRequest(*whole))
             else:
                 self._begin(data)
 

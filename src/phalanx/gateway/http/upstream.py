@@ -109,8 +109,7 @@ class Upstream(asyncio.Protocol):
     def rest(self, for_s: float) -> None:
         """The exchange is over; wait for another, but not too long."""
         self._exchange = None
-        self._rests_since_s = self._loop.time()
-        self._deadline.set(for_s)
+        self._rests_since_s = self._deadline.set(for_s)
 
     def rested_s(self) -> float:
         return self._loop.time() - self._rests_since_s
