@@ -271,3 +271,16 @@ def answering(response: bytes) -> Script:
             writer.write(response)
 
     return script
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+def ask(*requests: bytes, script=None, **options):
+    """The answers to requests, each over a connection of its own."""
+
+    async def scenario():
+        async with relayed(script or answering(OK), **options) as (front, _):
+            return [await front.ask(each) for each in requests]
+
+    return run(scenario())

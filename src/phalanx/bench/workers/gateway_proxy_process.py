@@ -16,6 +16,7 @@ from command_loop import Message, answer_commands  # type: ignore[import-not-fou
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+RETRY_S = 0.05
 
 
 class Proxy(Protocol):
@@ -102,12 +103,11 @@ class CommandProxy:
                 socket.create_connection((HOST, self.port), 1.0).close()
                 return
             except OSError:
-                if self._process.poll() is not None:
-                    raise RuntimeError(f"it ended with status {self._process.returncode}") from None
                 if time.monotonic() > deadline_s:
                     self.close()
                     raise
-                time.sleep(0.05)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raise RuntimeError(f"it ended with status {self._process.wait(RETRY_S)}")
 
 
 def version_of(command: list[str]) -> str:

@@ -5,25 +5,23 @@ statistics. Pipelined requests are answered in their order.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Protocol, cast
 
 from phalanx.gateway.http.deadline import Deadline
-from phalanx.gateway.http.fields import CONTINUE, HOP_BY_HOP, OWN, field_lines, status_line
+from phalanx.gateway.http.fields import CONTINUE
 from phalanx.gateway.http.front import Front
 from phalanx.gateway.http.incoming_request import IncomingRequest
 from phalanx.gateway.http.limits import HELD_BYTES
 from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.request_account import RequestAccount, peer_of
 from phalanx.gateway.http.request_reader import RequestReader
+from phalanx.gateway.http.response_head import handler_response
 from phalanx.gateway.http.router import REFUSED
 from phalanx.gateway.http.work import Work
 
-logger = logging.getLogger("phalanx.gateway.access")
-
 _GONE = 499
 """How the statistics call a request whose client went away."""
-_DROPPED = HOP_BY_HOP | OWN | {b"content-length"}
 
 
 class Connections(Protocol):
@@ -45,9 +43,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(front.limits, front.heads)
         self._deadline = Deadline(asyncio.get_running_loop(), self._expired)
         self._work: Work | None = None
-        self._id = b""
-        self._kind = REFUSED
-        self._began_s = 0.0
+        self._account = RequestAccount(front)
         self._advancing = False
         self._head_timed = False
         self._upload_held = False
@@ -73,19 +69,14 @@ class ClientConnection(asyncio.Protocol):
         if work is None:
             self._advance()
         else:
-            refusal = reader.waiting[0].refusal
-            if refusal is None:
-                work.arrived()
-            else:
+            work.arrived()
+            if (refusal := reader.waiting[0].refusal) is not None:
                 self._break_off(refusal)
         waiting = reader.waiting
         if len(waiting) == 1 and waiting[0].complete:
             return  # it is the backend's turn, or a handler's
         self._balance()
         self._watch()
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._deadline.close()
@@ -111,13 +102,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        address = self.transport.get_extra_info("peername")
-        return f"{address[0]}:{address[1]}" if address else ""
+        return peer_of(self.transport)
 
     def answered(self, status: int, *, keeps: bool) -> None:
         request = self._reader.waiting.popleft()
         self._work = None
-        self._record(status, request)
+        self._account.close(status, request, self.transport)
         if self._upload_held or self._reading_held:
             self._upload_held = False
             self._balance()
@@ -131,19 +121,7 @@ class ClientConnection(asyncio.Protocol):
     def respond(self, response: HttpResponse) -> None:
         request = self._reader.waiting[0]
         keeps = request.keep_alive and request.complete and self.stays
-        lines = [status_line(response.status), *field_lines(response.headers.raw, _DROPPED)]
-        if response.status >= 200 and response.status not in (204, 304):
-            lines.append(b"content-length: %d\r\n" % len(response.body))
-        if self._id:
-            lines += (b"x-request-id: ", self._id, b"\r\n")
-        if not keeps:
-            lines.append(b"connection: close\r\n")
-        elif not request.http11:
-            lines.append(b"connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        if request.method != "HEAD":
-            lines.append(response.body)
-        self.transport.write(b"".join(lines))
+        self.transport.write(handler_response(response, request, self._account.id, keeps=keeps))
         self.answered(response.status, keeps=keeps)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -152,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
     def cut(self, status: int) -> None:
         request = self._reader.waiting.popleft()
         self._work = None
-        self._record(status, request)
+        self._account.close(status, request, self.transport)
         self.transport.abort()
 
     def hold_upload(self, *, held: bool) -> None:
@@ -176,7 +154,8 @@ class ClientConnection(asyncio.Protocol):
         work, self._work = self._work, None
         if work is not None:
             work.cancel()
-            self._record(101 if self._switched else _GONE, self._reader.waiting[0])
+            status = 101 if self._switched else _GONE
+            self._account.close(status, self._reader.waiting[0], self.transport)
         self._connections.closed(self)
 
     # The server's end.
@@ -188,10 +167,6 @@ class ClientConnection(asyncio.Protocol):
         elif not self._reader.waiting:
             self.transport.close()
 
-    def abort(self) -> None:
-        """Cut off, whatever is being answered."""
-        self.transport.abort()
-
     # Parts of it.
 
     def _advance(self) -> None:
@@ -200,9 +175,8 @@ class ClientConnection(asyncio.Protocol):
         waiting = self._reader.waiting
         while waiting and self._work is None and not self._lingers:
             request = waiting[0]
-            if not request.head_done and request.refusal is None:
-                break
-            if not self._begin(request):
+            readable = request.head_done or request.refusal is not None
+            if not readable or not self._begin(request):
                 break
         self._advancing = False
 
@@ -220,8 +194,8 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.write(CONTINUE)
             if front.needs_whole_body(route, request):
                 return False
-        self._identify(request, route.kind)
-        work = front.work(route, self, request, self._id)
+        self._account.open(request, route.kind)
+        work = front.work(route, self, request, self._account.id)
         if isinstance(work, Refusal):
             self.refuse(work)
             return True
@@ -231,15 +205,8 @@ class ClientConnection(asyncio.Protocol):
             self._work.pause_response()
         return True
 
-    def _identify(self, request: IncomingRequest, kind: str) -> None:
-        front = self._front
-        self._id = front.ids.of(request.given_id)
-        self._kind = kind
-        self._began_s = front.clock.monotonic_s()
-        front.statistics.num_answering += 1
-
     def _turn_away(self, request: IncomingRequest, refusal: Refusal) -> bool:
-        self._identify(request, REFUSED)
+        self._account.open(request, REFUSED)
         self.refuse(refusal)
         return True
 
@@ -251,27 +218,11 @@ class ClientConnection(asyncio.Protocol):
         if work is None:
             self._turn_away(request, refusal)
             return
-        begun = work.begun
         work.cancel()
-        if begun:
+        if work.begun:
             self.cut(refusal.status)
         else:
             self.refuse(refusal)
-
-    def _record(self, status: int, request: IncomingRequest) -> None:
-        front = self._front
-        duration_s = front.clock.monotonic_s() - self._began_s
-        front.statistics.record(self._kind, status, duration_s)
-        if front.access_log:
-            logger.info(
-                "method=%s path=%s status=%d duration_ms=%.1f client=%s",
-                request.method,
-                request.path.encode("unicode_escape").decode(),
-                status,
-                duration_s * 1000.0,
-                self.peer or "-",
-                extra={"rid": self._id.decode()},
-            )
 
     def _go(self, request: IncomingRequest) -> None:
         """The last answer was given. A client that still sends would lose it if it were cut off, so
@@ -288,9 +239,8 @@ class ClientConnection(asyncio.Protocol):
     def _balance(self) -> None:
         """Read on, or not."""
         waiting = self._reader.waiting
-        held = self._upload_held or len(waiting) > self._front.limits.max_pipelined
-        if not held and len(waiting) > 1:
-            held = waiting[-1].num_bytes > HELD_BYTES
+        crowded = len(waiting) > 1 and waiting[-1].num_bytes > HELD_BYTES
+        held = self._upload_held or crowded or len(waiting) > self._front.limits.max_pipelined
         if held is not self._reading_held and not self.transport.is_closing():
             self._reading_held = held
             if held:
@@ -328,8 +278,12 @@ class ClientConnection(asyncio.Protocol):
         elif waiting[0].complete:
             pass  # set before the request came; the client has nothing to do
         elif waiting[0].head_done:
-            seconds = f"{self._front.limits.body_timeout_s:g} s"
-            self._break_off(Refusal(408, "timeout", f"no more of the body came for {seconds}"))
+            limit_s = self._front.limits.body_timeout_s
+            self._break_off(_late(f"no more of the body came for {limit_s:g} s"))
         else:
-            seconds = f"{self._front.limits.head_timeout_s:g} s"
-            self._break_off(Refusal(408, "timeout", f"the head was not whole after {seconds}"))
+            limit_s = self._front.limits.head_timeout_s
+            self._break_off(_late(f"the head was not whole after {limit_s:g} s"))
+
+
+def _late(message: str) -> Refusal:
+    return Refusal(408, "timeout", message)

@@ -12,13 +12,10 @@ import os
 from http import HTTPStatus
 
 from phalanx.errors import NoServerError, PhalanxError
-from phalanx.gateway.http.event_tail import EventTail
 from phalanx.gateway.http.fields import (
     HOP_BY_HOP,
-    LAST_CHUNK,
     OWN,
     Pair,
-    chunk,
     field_lines,
     status_line,
 )
@@ -26,7 +23,9 @@ from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.model_choice import model_of
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.relay import Relay, refusal_of
-from phalanx.gateway.http.response_head import response_head
+from phalanx.gateway.http.request_head import request_head
+from phalanx.gateway.http.response_body import ResponseBody
+from phalanx.gateway.http.response_head import response_head, switch_head
 from phalanx.gateway.http.tunnel import Tunnel
 from phalanx.gateway.http.upstream import Upstream
 from phalanx.gateway.http.work import Caller
@@ -34,10 +33,7 @@ from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
 
 _DROPPED = HOP_BY_HOP | OWN
-_DROPPED_WITH_KEY = _DROPPED | {b"authorization"}
-_SENT_ID = b"x-request-id: "
 _ID = b"\r\nx-request-id: "
-_SENT = b"\r\nvia: 1.1 phalanx\r\n"
 _KEPT = b"\r\n\r\n"
 _KEPT_1_0 = b"\r\nconnection: keep-alive\r\n\r\n"
 _CLOSED = b"\r\nconnection: close\r\n\r\n"
@@ -53,9 +49,8 @@ class Exchange:
     _ticket: Ticket | None = None
     _upstream: Upstream | None = None
     _connecting: asyncio.Task[None] | None = None
-    _events: EventTail | None = None
+    _body: ResponseBody | None = None
     _tunnel: Tunnel | None = None
-    _chunked = False
     _keeps = False
     _status = 0
 
@@ -95,7 +90,7 @@ class Exchange:
         if upstream is None or (not self._request.parts and not self._request.complete):
             return
         write = upstream.transport.write
-        for part in self._body():
+        for part in self._request.framed():
             write(part)
 
     def cancel(self) -> None:
@@ -132,25 +127,15 @@ class Exchange:
 
     def response(self, upstream: Upstream) -> None:
         out: list[Bytes] = []
-        if self._status == 0:
-            self._begin_response(upstream, out)
-        parts = upstream.take()
-        events = self._events
-        if events is not None and (parts or upstream.complete):
-            passed = events.passed(b"".join(parts))
-            if upstream.complete:
-                passed += events.rest()
-            parts = [passed] if passed else []
-        if parts:
-            out += chunk(parts, sum(map(len, parts))) if self._chunked else parts
-        if not upstream.complete:
-            upstream.expect_more(self._relay.limits.response_timeout_s)
-            _write(self._caller.transport, out)
-            return
-        if self._chunked:
-            out.append(LAST_CHUNK)
+        body = self._body
+        if body is None:
+            body = self._begin_response(upstream, out)
+        out += body.next(upstream.take(), complete=upstream.complete)
         _write(self._caller.transport, out)
-        self._finish(upstream, reusable=upstream.reusable)
+        if upstream.complete:
+            self._finish(upstream, reusable=upstream.reusable)
+        else:
+            upstream.expect_more(self._relay.limits.response_timeout_s)
 
     def whole_response(self, upstream: Upstream, status: int, lines: bytes, body: bytes) -> None:
         request, caller = self._request, self._caller
@@ -169,14 +154,11 @@ class Exchange:
         if not self._request.upgrade:
             self._fail(502, "changed the protocol without being asked to")
             return
-        lines = field_lines(upstream.headers, _DROPPED)
-        head = [status_line(101), *lines, b"x-request-id: ", self._id, b"\r\n"]
-        head += [b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n", tail]
         upstream.detach()
         self._ticket = self._upstream = None
         self._status = 101
         caller = self._caller
-        caller.transport.write(b"".join(head))
+        caller.transport.write(switch_head(upstream, self._id, tail))
         self._tunnel = Tunnel(caller.transport, upstream.transport, ticket, caller.ended)
         self._tunnel.open(caller.switch())
 
@@ -230,20 +212,14 @@ class Exchange:
     def _send(self, upstream: Upstream) -> None:
         self._upstream = upstream
         request, relay = self._request, self._relay
-        dropped = _DROPPED if relay.passes_authorization else _DROPPED_WITH_KEY
-        out: list[Bytes] = [request.onward(dropped), _SENT_ID, self._id, _SENT]
-        if not request.http11 and request.get(b"host") is None:
-            assert self._ticket is not None
-            out.append(b"host: %b\r\n" % self._ticket.server.endpoint.authority.encode())
-        if request.upgrade:
-            out.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
-        if request.chunked:
-            out.append(b"transfer-encoding: chunked\r\n")
-        out.append(b"\r\n")
+        assert self._ticket is not None
+        out = request_head(
+            request, self._id, self._ticket.server, with_key=relay.passes_authorization
+        )
         if request.known is not None:
             out += request.parts
         elif request.has_body:
-            out += self._body()
+            out += request.framed()
         upstream.carry(
             self,
             without_body=request.method == "HEAD",
@@ -254,25 +230,13 @@ class Exchange:
         else:
             _write(upstream.transport, out)
 
-    def _body(self) -> list[Bytes]:
-        """What there is of the body, framed as it goes on to the backend."""
-        request = self._request
-        parts = request.take()
-        if not request.chunked:
-            return parts
-        framed = chunk(parts, sum(map(len, parts))) if parts else []
-        if request.complete:
-            framed.append(LAST_CHUNK)
-        return framed
-
-    def _begin_response(self, upstream: Upstream, out: list[Bytes]) -> None:
+    def _begin_response(self, upstream: Upstream, out: list[Bytes]) -> ResponseBody:
         head = response_head(upstream, self._request, self._id, keeps=self._caller.stays)
         self._status = upstream.status
-        self._chunked = head.chunked
         self._keeps = head.keeps
-        if head.is_event_stream:
-            self._events = EventTail()
         out += head.lines
+        self._body = ResponseBody(chunked=head.chunked, is_event_stream=head.is_event_stream)
+        return self._body
 
     def _finish(self, upstream: Upstream, *, reusable: bool) -> None:
         """The response is whole."""
@@ -298,23 +262,15 @@ class Exchange:
         if self._status == 0:
             message = f"{what}; the request may have been started, so it was not sent again"
             self._refuse(Refusal(status, code, message))
-        elif self._events is None:
-            self._end()
+            return
+        self._end()
+        refusal = Refusal(status, code, f"the stream broke off: {what}")
+        last = None if self._body is None else self._body.broken_off(refusal, self._request.path)
+        if last is None:
             self._caller.cut(self._status)
         else:
-            self._end_stream(self._events, Refusal(status, code, f"the stream broke off: {what}"))
-
-    def _end_stream(self, events: EventTail, refusal: Refusal) -> None:
-        """Say in the stream that it is not whole, and end it in good order."""
-        self._end()
-        last = b"" if events.done else refusal.stream_end(self._request.path)
-        if events.inside:
-            last = b"\n\n" + last
-        out: list[Bytes] = [last]
-        if self._chunked:
-            out = [*chunk(out, len(last)), LAST_CHUNK] if last else [LAST_CHUNK]
-        _write(self._caller.transport, out)
-        self._caller.answered(self._status, keeps=False)
+            _write(self._caller.transport, last)
+            self._caller.answered(self._status, keeps=False)
 
     def _refuse(self, refusal: Refusal) -> None:
         self._end()

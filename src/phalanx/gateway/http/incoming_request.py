@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.gateway.http.fields import Pair, field_lines
+from phalanx.gateway.http.fields import LAST_CHUNK, Pair, chunk, field_lines
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.whole_message import KnownHead, is_json
 
@@ -46,6 +46,16 @@ class IncomingRequest:
         parts = self.parts
         self.parts = []
         return parts
+
+    def framed(self) -> list[Bytes]:
+        """As `take`, framed as it goes on to a backend."""
+        parts = self.take()
+        if not self.chunked:
+            return parts
+        framed = chunk(parts, sum(map(len, parts))) if parts else []
+        if self.complete:
+            framed.append(LAST_CHUNK)
+        return framed
 
     @property
     def has_body(self) -> bool:

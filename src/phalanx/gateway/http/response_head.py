@@ -12,9 +12,11 @@ from phalanx.gateway.http.fields import (
     status_line,
 )
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
+from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.upstream import Upstream
 
 _DROPPED = HOP_BY_HOP | OWN
+_DROPPED_OWN = _DROPPED | {b"content-length"}
 _EVENTS = b"text/event-stream"
 
 
@@ -56,6 +58,31 @@ def response_head(
     lines.append(b"\r\n")
     events = open_ended and _is_event_stream(fields)
     return ResponseHead(lines, chunked, keeps, events)
+
+
+def switch_head(upstream: Upstream, request_id: bytes, tail: bytes) -> bytes:
+    """The backend has changed the protocol; `tail` are its first bytes of the other one."""
+    lines = field_lines(upstream.headers, _DROPPED)
+    end = b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+    return b"".join([status_line(101), *lines, b"x-request-id: ", request_id, b"\r\n", end, tail])
+
+
+def handler_response(
+    response: HttpResponse, request: IncomingRequest, request_id: bytes, *, keeps: bool
+) -> bytes:
+    """A whole response that the gateway itself gives."""
+    lines = [status_line(response.status), *field_lines(response.headers.raw, _DROPPED_OWN)]
+    if response.status >= 200 and response.status not in (204, 304):
+        lines.append(b"content-length: %d\r\n" % len(response.body))
+    lines += (b"x-request-id: ", request_id, b"\r\n")
+    if not keeps:
+        lines.append(b"connection: close\r\n")
+    elif not request.http11:
+        lines.append(b"connection: keep-alive\r\n")
+    lines.append(b"\r\n")
+    if request.method != "HEAD":
+        lines.append(response.body)
+    return b"".join(lines)
 
 
 def _is_event_stream(fields: dict[bytes, bytes]) -> bool:

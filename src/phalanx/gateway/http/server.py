@@ -91,7 +91,7 @@ class HttpServer:
                 await self._empty.wait()
         except TimeoutError:
             for connection in list(self._connections):
-                connection.abort()
+                connection.transport.abort()
             await self._empty.wait()
         if self._relay is not None:
             self._relay.close()
