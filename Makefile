@@ -31,7 +31,7 @@ check test-long: export PYTHONDONTWRITEBYTECODE :=
 test: check
 
 check: lint
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -148,10 +148,10 @@ def test_a_plugin_without_rollouts_or_weights_says_so():
 @pytest.mark.parametrize(
     "verb", ["rollout_step", "begin_weight_update", "finish_weight_update", "abort_weight_update"]
 )
-def test_r112_managed_engines_refuse_before_they_start_anything(verb: str):
+def test_r112_r113_managed_engines_refuse_before_they_start_anything(verb: str):
     deployment = DeploymentConfig.local(devices=(0,), auto_start=False)
     args = EngineArgs("scaling", ScalingArgs())
     with Engine(args, deployment=deployment) as engine:
         call = getattr(engine, verb)
-        with pytest.raises(EngineUnavailableError, match="requires an inline or single external"):
+        with pytest.raises(EngineUnavailableError, match="single external core.*let the RL framework manage its rollout workers"):
             call(ScaleRollout(1.0)) if verb == "rollout_step" else call()
