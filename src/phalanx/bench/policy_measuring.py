@@ -39,7 +39,7 @@ class PolicyWorkload:
     threads: int
     repeats: int
     together: int
-    count: int = 2
+    count: int = 1
 
 
 def measure_policies(
