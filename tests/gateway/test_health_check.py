@@ -74,6 +74,10 @@ def test_a_host_that_does_not_exist_is_unreachable():
             (Probe.FAILED, "GET /alive answered 503"),
         ),
         (b"SSH-2.0-x\r\n", (Probe.FAILED, "GET /alive: the answer is not HTTP")),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+            (Probe.FAILED, "GET /alive: it answered with another protocol"),
+        ),
         (b"", (Probe.FAILED, "GET /alive: the answer broke off")),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n12", (Probe.FAILED, "GET /alive: the answ")),
     ],

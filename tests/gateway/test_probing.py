@@ -157,6 +157,25 @@ def test_a_request_that_was_lost_brings_the_next_probe_forward_and_one_that_was_
     run(scenario())
 
 
+def test_a_check_that_raises_has_failed_and_the_other_servers_are_probed_on(caplog):
+    async def scenario():
+        case = Case()
+        first, second = case.add(1), case.add(2)
+        task = asyncio.create_task(case.prober.run())
+        probes = dict([await case.check.asked.get(), await case.check.asked.get()])
+        probes[first].set_exception(ValueError("of no kind that was thought of"))
+        await case.until(first, ServerState.UNHEALTHY)
+        assert case.pool.snapshot.by_id[first].detail.endswith("of no kind that was thought of")
+        probes[second].set_result((Probe.HEALTHY, ""))
+        await case.until(second, ServerState.READY)
+        again = {(await case.check.asked.get())[0] for _ in range(2)}
+        assert again == {first, second}
+        await case.cancelled(task)
+
+    run(scenario())
+    assert "of no kind" in caplog.text
+
+
 def test_leases_end_on_time_without_anybody_asking():
     async def scenario():
         case = Case(lease_s=0.02, heartbeat_s=0.01, forget_s=0.02)

@@ -67,6 +67,8 @@ async def _read(reader: asyncio.StreamReader, max_body_bytes: int) -> tuple[int,
             parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise MalformedRequestError(f"the answer is not HTTP: {error}") from None
+        except httptools.HttpParserUpgrade:
+            raise MalformedRequestError("it answered with another protocol") from None
         if answer.num_bytes > max_body_bytes:
             raise MalformedRequestError(f"the answer has more than {max_body_bytes} bytes")
     return parser.get_status_code(), b"".join(answer.parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from phalanx.clock import Clock
 from phalanx.gateway.alarm import Alarm
@@ -31,25 +32,41 @@ class Prober:
         self._checks = checks
         self._alarm = Alarm(clock)
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
+        self._probes: set[asyncio.Task[None]] = set()
         self._shown: Snapshot = registry.publisher.snapshot
         registry.publisher.listen(lambda _: self._alarm.wake())
         registry.load.listen(self._left)
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as probes:
-                while True:
-                    for server in self._registry.due():
-                        probes.create_task(self._probe(server))
-                    await self._forget_gone()
-                    await self._alarm.wait(self._registry.next_probe_s())
+            while True:
+                for server in self._registry.due():
+                    probe = asyncio.create_task(self._probe(server))
+                    self._probes.add(probe)
+                    probe.add_done_callback(partial(self._ended, server))
+                await self._forget_gone()
+                await self._alarm.wait(self._registry.next_probe_s())
         finally:
+            probes = tuple(self._probes)
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
             for check in self._checks.values():
                 await check.close()
 
     def _left(self, ticket: Ticket, duration_s: float) -> None:
         if ticket.code in LOST_CODES:
             self._registry.suspect(ticket.server.server_id)
+            self._alarm.wake()
+
+    def _ended(self, server: Server, probe: asyncio.Task[None]) -> None:
+        self._probes.discard(probe)
+        error = None if probe.cancelled() else probe.exception()
+        if error is not None:
+            # A fault of ours; but one server's probe must not end those of the others.
+            logger.error("the probe of server %s failed", server.endpoint, exc_info=error)
+            words = f"it could not be probed: {error}"
+            self._registry.observe(server.server_id, Probe.FAILED, words)
             self._alarm.wake()
 
     async def _probe(self, server: Server) -> None:
