@@ -15,8 +15,8 @@ Encoding = Literal["jpeg", "png"]
 
 MAX_PIXELS = 4096 * 4096
 """Of one image, and of all images of one request that come as files."""
-MAX_JPEG_SCANS = 100
-"""Each scan of a progressive JPEG goes over all its pixels again."""
+MAX_JPEG_SCANS = 20
+"""Each scan of a progressive JPEG goes over all its pixels again; encoders write about ten."""
 
 _START_OF_SCAN = b"\xff\xda"
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
