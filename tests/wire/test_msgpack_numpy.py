@@ -95,6 +95,7 @@ def array(data=b"\1\2", dtype="|u1", shape=(2,)):
         (array(dtype="<U1", data=b"\xff\xff\xff\xff", shape=(1,)), "not Unicode"),
         (array(dtype=">U1", data=b"\0\0\xd8\1", shape=(1,)), "not Unicode"),
         (array(data=b"", shape=(0, 1 << 62, 1 << 62)), "has shape"),
+        (array(data=b"", dtype="<U1", shape=(5_000_000, 0)), "and no numbers"),
         (array(dtype="<U1", data=bytes(4 * 20_001), shape=(20_001,)), "at most 20000 are taken"),
         (b"\x81\x01\x01", "keys are texts"),
         (b"\x81\x90\x01", "keys are texts"),

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from phalanx.errors import InvalidRequestError
 
 MAX_DIMENSIONS = 8
+MAX_EMPTY_NUMBERS = 4096
+"""Of an array of no bytes: the product of its sizes, each zero taken as one. Its bytes bound no
+size, and what is made for each row or view of an array would follow any.
+"""
 
 
 def array_of(
@@ -26,6 +30,12 @@ def array_of(
         )
     if any(size < 0 for size in shape):
         raise InvalidRequestError(f"{name} has the negative shape {tuple(shape)}", field=name)
+    if not all(shape) and math.prod(size or 1 for size in shape) > MAX_EMPTY_NUMBERS:
+        raise InvalidRequestError(
+            f"{name} has shape {tuple(shape)} and no numbers; leave it out, or send it with the "
+            "numbers",
+            field=name,
+        )
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != len(data):
         raise InvalidRequestError(
@@ -37,9 +47,4 @@ def array_of(
         raise InvalidRequestError(f"{name} has bytes that are no bool: neither 0 nor 1", field=name)
     if data:
         return np.frombuffer(data, dtype).reshape(tuple(shape))
-    try:
-        return np.zeros(tuple(shape), dtype)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"{name} has shape {tuple(shape)}: {error}", field=name
-        ) from error
+    return np.zeros(tuple(shape), dtype)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError
+
+MAX_IMAGES = 64
+"""Cameras of one request, or views of one robot."""
+MAX_ROWS = 4096
+"""Observations of one request: what is made for each is larger than an observation can be."""
 
 _CHANNELS = (1, 3, 4)
 
@@ -39,6 +45,28 @@ def _scaled(array: NDArray[np.floating], name: str) -> NDArray[np.uint8]:
             field=name,
         )
     return (255 * array).astype(np.uint8)
+
+
+def num_rows(
+    images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32] | None
+) -> int | None:
+    """The rows of a batch, by the first array that has a dimension for them; None for no batch.
+
+    Raises `InvalidRequestError` for more than `MAX_ROWS`.
+    """
+    rows, name = None, "state"
+    if state is not None and state.ndim == 2:
+        rows = len(state)
+    for image_name, image in images.items():
+        if image.ndim == 4:
+            rows, name = len(image), image_name
+            break
+    if rows is not None and rows > MAX_ROWS:
+        raise InvalidRequestError(
+            f"{name} has {rows} rows; at most {MAX_ROWS} observations are taken in one request",
+            field=name,
+        )
+    return rows
 
 
 def as_state(value: object, name: str) -> NDArray[np.float32]:

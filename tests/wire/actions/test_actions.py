@@ -15,7 +15,7 @@ from phalanx.wire.actions import (
     error_body,
 )
 from phalanx.wire.msgpack_numpy import pack, unpack
-from tests.wire.fuzzing import LONG_S, fuzz_for, mutations, outcome
+from tests.wire.fuzzing import LONG_S, fuzz_for, mutations, outcome, taking_at_most
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 OBSERVATION = {
@@ -111,7 +111,10 @@ def test_extra_views_may_have_names():
         ({"observation": {"main_images": np.array(3, np.uint8)}}, r"shape \(\); send"),
         ({"observation": {"main_images": IMAGES.astype("i4")}}, "is int32; send uint8"),
         ({"observation": {"extra_view_images": IMAGES[0]}}, r"send \(B, views, H, W, C\)"),
+        ({"observation": {"extra_view_images": np.zeros((1, 65, 1, 1, 1), "u1")}}, "has 65 views"),
         ({"observation": {"states": np.zeros((0, 8))}}, "0 instructions for a batch"),
+        ({"observation": {"states": np.zeros((4097, 1))}}, "state has 4097 rows; at most 4096"),
+        ({"observation": {"main_images": np.zeros((4097, 1, 1, 1), "u1")}}, "has 4097 rows"),
         ({"observation": {"states": np.zeros((1, 1, 8))}}, "the state has shape"),
         ({"observation": {"states": [["a"]]}}, "states is <U1; send numbers"),
         ({"observation": {**OBSERVATION, "task_descriptions": [1]}}, "must be a text, or a list"),
@@ -123,6 +126,19 @@ def test_extra_views_may_have_names():
 def test_it_says_what_is_wrong(change, words):
     with pytest.raises(InvalidRequestError, match=words):
         decode({**FLAT, **change})
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"states": np.zeros((50_000_000, 0))},
+        {"extra_view_images": np.zeros((1, 2_000_000, 0, 1, 1), np.uint8)},
+    ],
+)
+def test_arrays_of_no_numbers_take_no_memory(observation):
+    body = pack({"observation": observation})
+    with taking_at_most(500_000), pytest.raises(InvalidRequestError, match="and no numbers"):
+        decode_actions_request(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x93\x01", b"\xa4pi05", pack(FLAT)[:-1]])

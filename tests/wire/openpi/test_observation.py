@@ -103,6 +103,8 @@ def test_what_else_is_sent_is_kept():
         ({"prompt": ["a", 1]}, "prompt is list; send a text"),
         ({"state": [1.0], "observation/state": [1.0]}, "is there twice, as 'state'"),
         ({"image": np.stack([IMAGE, IMAGE]), "prompt": ["a"]}, "has 2 rows beside 1 instr"),
+        ({"state": np.zeros((4097, 1))}, "state has 4097 rows; at most 4096"),
+        ({"state": np.zeros((50_000_000, 0))}, "state has shape .* and no numbers"),
         ({"joint_position": np.zeros((2, 3)), "gripper_position": [0.0]}, "do not fit"),
     ],
 )

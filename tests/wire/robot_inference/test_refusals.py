@@ -92,6 +92,17 @@ def empty_but_huge(message):
     message.inputs["x"].dtype = 1
 
 
+def empty_but_many_rows(message):
+    message.robot_state.shape[:] = (4097, 0)
+    message.robot_state.data = b""
+
+
+def too_many_rows(message):
+    del message.images[:]
+    message.robot_state.shape[:] = (4097, 1)
+    message.robot_state.data = bytes(4 * 4097)
+
+
 def broken_json(message):
     message.extensions_json = "{"
 
@@ -146,6 +157,8 @@ def no_jpeg(message):
         (many_dimensions, "input 'x' has 9 dimensions"),
         (no_bool, "input 'x' has bytes that are no bool"),
         (empty_but_huge, "input 'x' has shape"),
+        (empty_but_many_rows, r"robot_state has shape \(4097, 0\) and no numbers"),
+        (too_many_rows, "state has 4097 rows; at most 4096"),
         (broken_json, "extensions_json: the body is not valid JSON"),
         (deep_json, "extensions_json: the body is nested too deeply"),
         (unknown_extension, "unknown field 'parameter'; did you mean 'parameters'"),
@@ -189,7 +202,7 @@ def saved(mode: str, form: str) -> bytes:
         (png(6, 4), 3, "is no readable PNG"),
         (png(6, 4, zlib.compress(b"\0" * 5)), 3, "is no readable PNG"),
         (saved("CMYK", "JPEG"), 2, "colour mode 'CMYK'"),
-        (saved("RGB", "JPEG") + b"\xff\xda" * 200, 2, "more than 100 scans"),
+        (saved("RGB", "JPEG") + b"\xff\xda" * 20, 2, "more than 20 scans"),
         (saved("RGB", "JPEG")[:300], 2, "is no readable JPEG"),
         (saved("RGB", "PNG"), 2, "is no readable JPEG"),
     ],
@@ -202,6 +215,15 @@ def test_hostile_image_files_are_refused(data, encoding, words):
     packed = message.SerializeToString()
     with taking_at_most(4_000_000), pytest.raises(InvalidRequestError, match=words):
         decode_request(packed)
+
+
+def test_a_jpeg_that_is_refined_by_many_scans_is_read():
+    message = request_message()
+    target = io.BytesIO()
+    Image.new("RGB", (6, 4), 7).save(target, "JPEG", progressive=True)
+    assert target.getvalue().count(b"\xff\xda") > 5
+    message.images[0].data, message.images[0].encoding = target.getvalue(), 2
+    assert decode_request(message.SerializeToString()).observation.images["base"].any()
 
 
 def test_many_image_files_share_one_bound():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Observation
 from phalanx.wire.msgpack_numpy import unpack
-from phalanx.wire.pictures import as_image, as_state
+from phalanx.wire.pictures import MAX_IMAGES, as_image, as_state, num_rows
 
 MEDIA_TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 MAX_HORIZON = (1 << 32) - 1
@@ -120,7 +120,8 @@ def _observation(
         state = as_state(fields[_STATES], _STATES)
         state = state if state.ndim > 1 else np.atleast_2d(state)
     tasks = _tasks(fields.get(_TASKS))
-    rows = _num_rows(images, state, tasks)
+    rows = num_rows(images, state)
+    rows = len(tasks) if rows is None else rows
     return Observation(
         images=images,
         state=state,
@@ -154,6 +155,10 @@ def _extra_images(extra: object) -> dict[str, NDArray[np.uint8]]:
         raise InvalidRequestError(
             f"{_EXTRA} has shape {views.shape}; send (B, views, H, W, C)", field=_EXTRA
         )
+    if views.shape[1] > MAX_IMAGES:
+        raise InvalidRequestError(
+            f"{_EXTRA} has {views.shape[1]} views; at most {MAX_IMAGES} are taken", field=_EXTRA
+        )
     names = [f"{_EXTRA}_{index}" for index in range(views.shape[1])]
     return {name: _rows_of(views[:, index], name) for index, name in enumerate(names)}
 
@@ -181,15 +186,3 @@ def _tasks(value: object) -> tuple[str, ...]:
     raise InvalidRequestError(
         f"{_TASKS} must be a text, or a list of one text for each row", field=_TASKS
     )
-
-
-def _num_rows(
-    images: Mapping[str, NDArray[np.uint8]],
-    state: NDArray[np.float32] | None,
-    tasks: tuple[str, ...],
-) -> int:
-    if state is not None:
-        return len(state)
-    for image in images.values():
-        return len(np.atleast_1d(image))
-    return len(tasks)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Observation
 from phalanx.wire.msgpack_numpy import unpack
-from phalanx.wire.pictures import as_image, as_state
+from phalanx.wire.pictures import as_image, as_state, num_rows
 
 _PREFIXES = ("observation/", "observation.", "images/", "images.")
 _STATE = "state"
@@ -38,7 +38,7 @@ def decode_observation(data: bytes) -> Observation:
     images = _images(values)
     prompt = values.pop(_PROMPT, "")
     state = _state(values)
-    rows = _rows(images, state)
+    rows = num_rows(images, state)
     return Observation(
         images=images,
         state=state,
@@ -111,13 +111,6 @@ def _state(values: dict[str, object]) -> NDArray[np.float32] | None:
         raise InvalidRequestError(
             f"{' and '.join(_STATE_PARTS)} do not fit: {error}", field=_STATE_PARTS[0]
         ) from error
-
-
-def _rows(images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32] | None) -> int | None:
-    for image in images.values():
-        if image.ndim == 4:
-            return len(image)
-    return len(state) if state is not None and state.ndim == 2 else None
 
 
 def _instructions(prompt: object, rows: int | None) -> tuple[str, ...]:

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError
 from phalanx.wire.image_files import MAX_PIXELS, Encoding, decode_image, encode_jpeg
+from phalanx.wire.pictures import MAX_IMAGES
 from phalanx.wire.robot_inference.messages import ImageList, ImageMessage
 from phalanx.wire.robot_inference.tensors import UINT8, UNSPECIFIED, decode_array
-
-MAX_IMAGES = 64
 
 RAW, JPEG, PNG = 1, 2, 3
 HWC, CHW = 1, 2

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError
 from phalanx.schema.observation import Observation
+from phalanx.wire.pictures import num_rows
 from phalanx.wire.robot_inference.extensions import (
     LEROBOT,
     Extensions,
@@ -54,7 +55,7 @@ def _observation(message: RequestMessage) -> Observation:
     extensions = decode_extensions(message.extensions_json)
     images = decode_images(message.images)
     state = _state(message) if message.HasField("robot_state") else None
-    rows = _rows(images, state)
+    rows = num_rows(images, state)
     batched = rows is not None or extensions.instructions is not None
     return Observation(
         images=images,
@@ -78,14 +79,6 @@ def _state(message: RequestMessage) -> NDArray[np.float32]:
     # What does not fit becomes infinite, which the observation refuses.
     with np.errstate(over="ignore"):
         return cast(NDArray[np.floating], state).astype(np.float32, copy=False)
-
-
-def _rows(images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32] | None) -> int | None:
-    """The rows of a batch, by the first array that has a dimension for them; None for no batch."""
-    for image in images.values():
-        if image.ndim == 4:
-            return len(image)
-    return len(state) if state is not None and state.ndim == 2 else None
 
 
 def _instructions(one: str, several: list[str] | None, rows: int | None) -> tuple[str, ...]:
