@@ -99,6 +99,8 @@ def array(data=b"\1\2", dtype="|u1", shape=(2,)):
         (array(dtype="<U1", data=bytes(4 * 20_001), shape=(20_001,)), "at most 20000 are taken"),
         (b"\x81\x01\x01", "keys are texts"),
         (b"\x81\x90\x01", "keys are texts"),
+        (msgspec.msgpack.encode({"é" * 129: 1}), "the message has the key .* of more than 256"),
+        (msgspec.msgpack.encode({"a": {b"k" * 257: 1}}), "a has the key .* of more than 256"),
         (b"", "ends before its last value"),
         (b"\x01\x02", "goes on for 1 bytes"),
         (b"\xc1", "extension type"),
@@ -115,6 +117,12 @@ def array(data=b"\1\2", dtype="|u1", shape=(2,)):
 def test_a_refused_message_takes_no_memory(message, words):
     with taking_at_most(500_000), pytest.raises(InvalidRequestError, match=words):
         unpack(message)
+
+
+def test_the_texts_of_all_arrays_are_counted():
+    one = msgspec.msgpack.decode(array(dtype="<U1", data=bytes(4 * 10_001), shape=(10_001,)))
+    with pytest.raises(InvalidRequestError, match=r"b has 10001 texts; at most 20000 are taken in"):
+        unpack(msgspec.msgpack.encode({"a": one, "b": one}))
 
 
 def test_many_small_values_are_refused_before_they_are_built():

@@ -19,8 +19,12 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.wire.arrays import array_of
 
 MAX_OBJECTS = 20_000
-"""Values of one message, keys and containers included; an array is nine of them."""
+"""Values of one message, keys and containers included, an array is nine of them; and as many texts
+in arrays.
+"""
 MAX_DEPTH = 32
+MAX_KEY_BYTES = 256
+"""Of one key; each value below it is called by a path with it."""
 
 ARRAY, SCALAR = "__ndarray__", "__npgeneric__"
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|U[1-9]\d{0,5})")
@@ -46,7 +50,7 @@ def unpack(data: bytes) -> object:
         value = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
         raise MalformedRequestError(f"the message is not MessagePack: {error}") from error
-    return _restored(value, "")
+    return _Restoring().value(value, "")
 
 
 def pack(value: object) -> bytes:
@@ -133,17 +137,38 @@ def _after(data: bytes, position: int, num_bytes: int) -> int:
     return position + num_bytes
 
 
-def _restored(value: object, path: str) -> object:
-    if isinstance(value, list):
-        return [_restored(each, f"{path}[{index}]") for index, each in enumerate(value)]
-    if not isinstance(value, dict):
-        return value
-    named = _named(value, path)
-    if named.get(ARRAY):
-        return _array(named, path)
-    if named.get(SCALAR):
-        return _scalar(named, path)
-    return {key: _restored(each, f"{path}/{key}" if path else key) for key, each in named.items()}
+class _Restoring:
+    """Of the arrays of one message, whose texts are counted together."""
+
+    def __init__(self) -> None:
+        self._num_texts = 0
+
+    def value(self, value: object, path: str) -> object:
+        if isinstance(value, list):
+            return [self.value(each, f"{path}[{index}]") for index, each in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        named = _named(value, path)
+        if named.get(ARRAY):
+            return self._array(named, path)
+        if named.get(SCALAR):
+            return _scalar(named, path)
+        return {
+            key: self.value(each, f"{path}/{key}" if path else key) for key, each in named.items()
+        }
+
+    def _array(self, named: Mapping[str, object], path: str) -> object:
+        array = _array(named, path)
+        if array.dtype.kind != "U":
+            return array.astype(array.dtype.newbyteorder("="), copy=False)
+        self._num_texts += array.size
+        if self._num_texts > MAX_OBJECTS:
+            raise InvalidRequestError(
+                f"{path or 'the array'} has {array.size} texts; at most {MAX_OBJECTS} are taken in "
+                "one message",
+                field=path,
+            )
+        return _texts(array, path)
 
 
 def _named(value: Mapping[object, object], path: str) -> dict[str, object]:
@@ -154,11 +179,17 @@ def _named(value: Mapping[object, object], path: str) -> dict[str, object]:
             raise MalformedRequestError(
                 f"{path or 'the message'} has the key {key!r}; keys are texts", field=path
             )
+        if len(name.encode("utf-8", "replace")) > MAX_KEY_BYTES:
+            raise MalformedRequestError(
+                f"{path or 'the message'} has the key {name[:40]!r}... of more than "
+                f"{MAX_KEY_BYTES} bytes",
+                field=path,
+            )
         named[name] = each
     return named
 
 
-def _array(named: Mapping[str, object], path: str) -> object:
+def _array(named: Mapping[str, object], path: str) -> NDArray[np.generic]:
     data, shape = named.get("data"), named.get("shape")
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise MalformedRequestError(
@@ -170,18 +201,11 @@ def _array(named: Mapping[str, object], path: str) -> object:
             f"{path} has the shape {shape!r:.80}; give integers", field=path
         )
     dtype = _dtype(named.get("dtype"), path)
-    array = array_of(data, dtype, cast(list[int], shape), path or "the array")
-    if dtype.kind == "U":
-        return _texts(array, path)
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    return array_of(data, dtype, cast(list[int], shape), path or "the array")
 
 
 def _texts(array: NDArray[np.generic], path: str) -> object:
     """An array of texts as lists; of no dimension, as one text."""
-    if array.size > MAX_OBJECTS:
-        raise InvalidRequestError(
-            f"{path} has {array.size} texts; at most {MAX_OBJECTS} are taken", field=path
-        )
     # numpy makes texts of any number, and of some fails beyond repair.
     codes = np.frombuffer(array.tobytes(), np.uint32 if array.dtype.isnative else ">u4")
     if codes.size and (codes.max() > _LAST_CODE or ((codes >> 11) == _SURROGATES).any()):

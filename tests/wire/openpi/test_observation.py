@@ -10,7 +10,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Actions
 from phalanx.wire.msgpack_numpy import pack, unpack
 from phalanx.wire.openpi import decode_observation, encode_metadata, encode_result
-from tests.wire.fuzzing import LONG_S, fuzz_for, mutations, outcome
+from tests.wire.fuzzing import LONG_S, fuzz_for, mutations, outcome, taking_at_most
 
 IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
 LIBERO = {
@@ -111,6 +111,19 @@ def test_what_else_is_sent_is_kept():
 def test_it_says_what_is_wrong(value, words):
     with pytest.raises(InvalidRequestError, match=words):
         decode(value)
+
+
+def test_names_of_parts_are_not_copied_into_those_of_many_values():
+    part = {f"a{index}": 1 for index in range(2000)}
+    part["z"] = np.zeros(1)
+    for depth in range(8):
+        part = {f"{depth}" * 250: part}
+    frame = pack(part)
+    with (
+        taking_at_most(1_000_000),
+        pytest.raises(InvalidRequestError, match="more than 256 characters"),
+    ):
+        decode_observation(frame)
 
 
 def test_bytes_that_are_no_frame_are_refused():

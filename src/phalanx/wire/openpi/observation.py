@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Observation
-from phalanx.wire.msgpack_numpy import unpack
+from phalanx.wire.msgpack_numpy import MAX_KEY_BYTES, unpack
 from phalanx.wire.pictures import as_image, as_state, num_rows
 
 _PREFIXES = ("observation/", "observation.", "images/", "images.")
@@ -63,6 +63,13 @@ def _flat(frame: Mapping[str, object]) -> dict[str, object]:
 
 def _leaves(frame: Mapping[str, object], path: str) -> Iterator[tuple[str, object]]:
     for name, value in frame.items():
+        # A part's name is in that of each of its values: the parts must not make it long.
+        if len(path) + len(name) > MAX_KEY_BYTES:
+            raise InvalidRequestError(
+                f"the names from {path[:40]!r} to {name[:40]!r} have more than {MAX_KEY_BYTES} "
+                "characters; give shorter ones",
+                field=name[:40],
+            )
         if isinstance(value, dict) and _holds_arrays(value):
             yield from _leaves(value, f"{path}{name}/")
         else:
