@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from phalanx.wire.lerobot import decode_observation
-from tests.wire.lerobot.pickles import observation, recorded
+from tests.wire.lerobot.pickles import config, features, observation, recorded
 
 MARKER = "phalanx_was_here"
 COMMAND = f"touch {MARKER}"
@@ -251,6 +251,21 @@ def _calls() -> dict[str, bytes]:
     }
 
 
+def _aliases() -> dict[str, bytes]:
+    """Policy instructions that name one long text many times over."""
+    text, key = "x" * 900_000, "k" * 900_000
+    return {
+        "aliased_texts": config(lerobot_features={"note": [text] * 500}),
+        "aliased_keys": config(lerobot_features={"note": [{key: 0}] * 500}),
+        "aliased_renaming": config(rename_map={str(number): text for number in range(500)}),
+        "aliased_between_fields": config(
+            lerobot_features={**features(), "note": text}, rename_map={"a": text}
+        ),
+        "aliased_names": config(policy_type=text, pretrained_name_or_path=text, device=text),
+        "large_instructions": config(device=bytes(5 << 20)),
+    }
+
+
 def _records() -> dict[str, bytes]:
     honest = recorded("remote_policy_config")
     return {
@@ -278,5 +293,6 @@ CORPUS: dict[str, bytes] = {
     **_nested_storages(),
     **_arrays(),
     **_bombs(),
+    **_aliases(),
     **_records(),
 }

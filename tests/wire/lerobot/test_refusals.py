@@ -86,6 +86,23 @@ def test_each_is_refused_for_what_it_does(name, words):
         decode_observation(CORPUS[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("aliased_texts", "'lerobot_features' has texts of more than 1048576 characters"),
+        ("aliased_keys", "'lerobot_features' has texts of more than"),
+        ("aliased_renaming", "'rename_map' has texts of more than"),
+        ("aliased_between_fields", "'lerobot_features' has texts of more than"),
+        ("aliased_names", "pretrained_name_or_path has 900000 characters; at most 4096"),
+        ("large_instructions", "have 5243.* bytes; LeRobot's client sends 4194304 at most"),
+    ],
+)
+def test_one_text_cannot_be_copied_many_times(name, words):
+    assert len(CORPUS[name]) < 6 << 20
+    with pytest.raises(MalformedRequestError, match=words):
+        decode_policy_instructions(CORPUS[name])
+
+
 def test_the_message_says_what_was_named_and_where():
     with pytest.raises(MalformedRequestError, match=r"byte \d+: it names 'posix.system'"):
         decode_observation(CORPUS["os_system_4"])

@@ -11,7 +11,14 @@ import pytest
 from PIL import Image
 
 from phalanx.errors import BodyTooLargeError, InvalidRequestError, MalformedRequestError
-from phalanx.wire.robot_inference import decode_request, decode_sensor_data, peek
+from phalanx.schema.observation import Observation
+from phalanx.wire.robot_inference import (
+    InferenceCall,
+    decode_request,
+    decode_sensor_data,
+    encode_request,
+    peek,
+)
 from phalanx.wire.robot_inference.messages import SENSOR_DATA
 from tests.wire.fuzzing import taking_at_most
 from tests.wire.robot_inference.observations import image, request_message
@@ -300,3 +307,9 @@ def test_more_joints_than_a_robot_has_are_refused():
     message.joint_state.extend([0.0] * 4097)
     with pytest.raises(InvalidRequestError, match="joint_state has 4097 numbers; at most 4096"):
         decode_sensor_data(message.SerializeToString())
+
+
+def test_parameters_that_no_server_would_take_are_not_sent():
+    call = InferenceCall("r-1", "pi05", Observation(parameters={"note": "x" * (1 << 20)}))
+    with pytest.raises(BodyTooLargeError, match="extensions_json has 10486.* characters"):
+        encode_request(call)

@@ -14,6 +14,7 @@ IMAGES: Final = "observation.images."
 
 MAX_CAMERAS: Final = 32
 MAX_JOINTS: Final = 4096
+MAX_CHARACTERS: Final = 1024 * 1024
 _MAX_VALUES: Final = 4 * MAX_JOINTS
 _MAX_DEPTH: Final = 6
 _IMAGE_DTYPES = ("image", "video")
@@ -40,9 +41,32 @@ class Features:
     declared: Mapping[str, Plain]
 
 
-def decode_features(value: Value) -> Features:
+class Allowance:
+    """What may still be copied of one client's settings.
+
+    A text counts as often as it is named, since a pickle may name the same one many times over, and
+    JSON writes each of them.
+    """
+
+    def __init__(self) -> None:
+        self._values = _MAX_VALUES
+        self._characters = MAX_CHARACTERS
+
+    def spend(self, name: str, value: Value) -> None:
+        self._values -= 1
+        if self._values < 0:
+            raise _wrong(name, "has too many values")
+        if isinstance(value, str):
+            self._characters -= len(value)
+            if self._characters < 0:
+                raise _wrong(
+                    name, f"has texts of more than {MAX_CHARACTERS} characters with those before it"
+                )
+
+
+def decode_features(value: Value, allowance: Allowance) -> Features:
     """Raises `MalformedRequestError`."""
-    declared = plain(value, "lerobot_features")
+    declared = plain(value, "lerobot_features", allowance)
     if not isinstance(declared, dict):
         raise _wrong("lerobot_features", "is no dictionary")
     cameras = tuple(
@@ -54,21 +78,25 @@ def decode_features(value: Value) -> Features:
     return Features(names, cameras, declared)
 
 
-def plain(value: Value, name: str) -> Plain:
+def plain(value: Value, name: str, allowance: Allowance) -> Plain:
     """The same as JSON values. Raises `MalformedRequestError` for any other, or for too many."""
-    return _plain(value, name[:80], [_MAX_VALUES], 0)
+    return _plain(value, name[:80], allowance, 0)
 
 
-def _plain(value: Value, name: str, left: list[int], depth: int) -> Plain:
-    left[0] -= 1
-    if left[0] < 0 or depth > _MAX_DEPTH:
-        raise _wrong(name, "has too many values, or too deep ones")
+def _plain(value: Value, name: str, allowance: Allowance, depth: int) -> Plain:
+    allowance.spend(name, value)
+    if depth > _MAX_DEPTH:
+        raise _wrong(name, "has too deep values")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(entry, name, left, depth + 1) for entry in value]
+        return [_plain(entry, name, allowance, depth + 1) for entry in value]
     if isinstance(value, dict):
-        return {key: _plain(entry, name, left, depth + 1) for key, entry in value.items()}
+        copied = {}
+        for key, entry in value.items():
+            allowance.spend(name, key)
+            copied[key] = _plain(entry, name, allowance, depth + 1)
+        return copied
     raise _wrong(name, "holds more than numbers, texts, lists and dictionaries")
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from phalanx.errors import MalformedRequestError
 from phalanx.wire.lerobot.arrays import Array, ArrayValue, numpy_globals
-from phalanx.wire.lerobot.features import Features, decode_features, plain
+from phalanx.wire.lerobot.features import Allowance, Features, decode_features, plain
+from phalanx.wire.lerobot.messages import MAX_MESSAGE_BYTES
 from phalanx.wire.lerobot.pickle_reader import (
     MAX_OPCODES,
     Budget,
@@ -32,6 +33,8 @@ MODULES: Final = ("lerobot.async_inference.helpers", "lerobot.scripts.server.hel
 
 MAX_TIMESTEP: Final = 1 << 53
 MAX_ACTIONS_PER_CHUNK: Final = 100_000
+MAX_NAME: Final = 4096
+"""Characters of each of the texts by which a client names its policy and device."""
 
 _CONFIG: Final = "RemotePolicyConfig"
 _OBSERVATION: Final = "TimedObservation"
@@ -94,14 +97,20 @@ class TimedAction:
 
 def decode_policy_instructions(data: bytes | memoryview) -> PolicyInstructions:
     """Raises `MalformedRequestError`."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MalformedRequestError(
+            f"the policy instructions have {len(data)} bytes; LeRobot's client sends "
+            f"{MAX_MESSAGE_BYTES} at most"
+        )
     record = _record(data, _CONFIG)
+    allowance = Allowance()
     actions = _integer(record, "actions_per_chunk")
     if not 1 <= actions <= MAX_ACTIONS_PER_CHUNK:
         raise MalformedRequestError(
             f"actions_per_chunk={actions} must be from 1 to {MAX_ACTIONS_PER_CHUNK}",
             field="actions_per_chunk",
         )
-    rename = plain(record.fields.get("rename_map", {}), "rename_map")
+    rename = plain(record.fields.get("rename_map", {}), "rename_map", allowance)
     if not isinstance(rename, dict) or not all(isinstance(name, str) for name in rename.values()):
         raise MalformedRequestError(
             "rename_map is no dictionary from text to text", field="rename_map"
@@ -109,7 +118,7 @@ def decode_policy_instructions(data: bytes | memoryview) -> PolicyInstructions:
     return PolicyInstructions(
         model=_text(record, "pretrained_name_or_path"),
         policy_type=_text(record, "policy_type"),
-        features=decode_features(record.fields.get("lerobot_features")),
+        features=decode_features(record.fields.get("lerobot_features"), allowance),
         actions_per_chunk=actions,
         device=_text(record, "device", "cpu"),
         rename_map={name: str(to) for name, to in rename.items()},
@@ -200,6 +209,10 @@ def _text(record: Record, name: str, default: str | None = None) -> str:
     value = record.fields.get(name, default)
     if not isinstance(value, str):
         raise MalformedRequestError(f"{name} is no text", field=name)
+    if len(value) > MAX_NAME:
+        raise MalformedRequestError(
+            f"{name} has {len(value)} characters; at most {MAX_NAME} are taken", field=name
+        )
     return value
 
 

@@ -29,12 +29,7 @@ def decode_extensions(text: str) -> Extensions:
     """Raises `MalformedRequestError` or `BodyTooLargeError`, with the field's path."""
     if not text:
         return Extensions()
-    if len(text) > MAX_BYTES:
-        raise BodyTooLargeError(
-            f"{FIELD} has {len(text)} characters; at most {MAX_BYTES} are taken. Send arrays as "
-            "inputs",
-            field=FIELD,
-        )
+    _check_size(len(text))
     try:
         return _DECODER.decode(text.encode())
     except MalformedRequestError as error:
@@ -43,12 +38,22 @@ def decode_extensions(text: str) -> Extensions:
 
 
 def encode_extensions(extensions: Extensions) -> str:
-    """The JSON text; "" where there is nothing to say."""
+    """The JSON text; "" where there is nothing to say. What no server would take is refused."""
     if extensions == Extensions():
         return ""
     try:
-        return msgspec.json.encode(extensions).decode()
+        text = msgspec.json.encode(extensions).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(
             f"the parameters cannot be sent as JSON: {error}", field="parameters"
         ) from error
+    _check_size(len(text))
+    return text
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise BodyTooLargeError(
+            f"{FIELD} has {size} characters; at most {MAX_BYTES} are taken. Send arrays as inputs",
+            field=FIELD,
+        )
