@@ -60,6 +60,12 @@ def test_a_request_of_two_rows_ends_as_one(engine):
     close(found, stored(NAME)["out.x_final_padded"])
 
 
+def test_requests_may_have_any_names(engine):
+    futures = [engine.submit(request(NAME), rid="a")]
+    futures += [engine.submit(singles()[0], rid=rid) for rid in ("a#0", "a#1", "a#0#0")]
+    assert [len(one.result(30)) for one in futures] == [2, 1, 1, 1]
+
+
 def test_outputs_belong_to_the_caller(engine):
     first = engine.step(request(NAME))
     kept = first.clone()

@@ -78,7 +78,8 @@ class PolicyService:
         self._start(rid, rows)
 
     def _start(self, rid: str, rows: list[RowInputs]) -> None:
-        children = tuple(rid if len(rows) == 1 else f"{rid}#{at}" for at in range(len(rows)))
+        # A single row too: else another request might have the name of one of several rows.
+        children = tuple(f"{rid}#{at}" for at in range(len(rows)))
         self._groups[rid] = _Group(children)
         self._parents.update(dict.fromkeys(children, rid))
         for child, inputs in zip(children, rows, strict=True):
