@@ -88,6 +88,19 @@ def test_openpi_writes_no_prefix_and_only_the_head(directory, config):
     same(load_from(directory, config=given))
 
 
+def test_a_tied_embedding_takes_new_weights_by_both_of_its_names(directory):
+    tensors = weights()
+    old = tensors.pop(f"model.{EMBEDDING}")
+    write(directory, {**tensors, f"model.{LM_HEAD}": old})
+    policy = load_from(directory)
+    for name in (EMBEDDING, LM_HEAD):
+        policy.weights.check_weight(name, 2 * old)
+        policy.weights.replace({name: 2 * old})
+        assert torch.equal(policy.model.language.embedding, 2 * old)
+        policy.weights.replace({name: old})
+    same(policy)
+
+
 def test_weights_over_several_files(directory):
     names = sorted(tensors := weights())
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}

@@ -25,7 +25,7 @@ from phalanx.models.pi.expert_node import ExpertNode
 from phalanx.models.pi.geometry import PiGeometry, resolve_geometry
 from phalanx.models.pi.loading import check_report, load_weights
 from phalanx.models.pi.model import PiModel
-from phalanx.models.pi.names import EMBEDDING
+from phalanx.models.pi.names import EMBEDDING, LM_HEAD
 from phalanx.models.pi.prefix_nodes import PolicyNode, PrefixNode, VisionNode
 from phalanx.models.pi.rollout import VALUE
 from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
@@ -119,6 +119,9 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
         str(dtype).removeprefix("torch."),
         operators.name,
     )
+    if tied:
+        # A trainer whose head and embedding are one may send it by either name, or by both.
+        targets[EMBEDDING] = targets[LM_HEAD]
     weights = PolicyWeights(model, targets, unused, options.weight_remap)
     return LoadedPolicy(model, backend, operators, weights)
 
