@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import BodyTooLargeError, InvalidRequestError
 from phalanx.wire.lerobot import (
     blank_observation,
     decode_observation,
     decode_policy_instructions,
     to_observation,
 )
+from tests.wire.fuzzing import taking_at_most
 from tests.wire.lerobot.pickles import config, features, observation
 
 IMAGE = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
@@ -61,6 +62,17 @@ def test_the_order_of_the_state_is_the_declared_one():
     declared = features(("front", (4, 6, 3)))
     declared["observation.state"]["names"] = ["j1.pos", "j0.pos"]
     assert converted(lerobot_features=declared).state.tolist() == [1.5, 0.5]
+
+
+@pytest.mark.parametrize("shapes", [((65536, 65536, 65536),), ((4096, 4096, 3),) * 3])
+def test_images_that_are_too_large_are_refused_before_they_are_made(shapes):
+    cameras = ((f"c{number}", shape) for number, shape in enumerate(shapes))
+    instructions = decode_policy_instructions(config(lerobot_features=features(*cameras)))
+    with (
+        taking_at_most(1 << 20),
+        pytest.raises(BodyTooLargeError, match="bytes; at most 104857600 are taken"),
+    ):
+        blank_observation(instructions)
 
 
 def test_a_blank_observation_has_the_declared_shapes():

@@ -22,6 +22,7 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 
 def to_observation(instructions: PolicyInstructions, timed: TimedObservation) -> Observation:
     """Raises `InvalidRequestError` in words for the robot's operator."""
+    _check_size(instructions)
     task = timed.sensors.get(TASK, "")
     if not isinstance(task, str):
         raise InvalidRequestError("the observation's task is no text", field=TASK)
@@ -33,7 +34,11 @@ def to_observation(instructions: PolicyInstructions, timed: TimedObservation) ->
 
 
 def blank_observation(instructions: PolicyInstructions) -> Observation:
-    """One of the declared shapes, all zero: what tells whether a policy takes such a robot."""
+    """One of the declared shapes, all zero: what tells whether a policy takes such a robot.
+
+    Raises `BodyTooLargeError` before it makes what is too large.
+    """
+    _check_size(instructions)
     names = instructions.features.state_names
     images = {
         policy_name(instructions, camera): np.zeros(camera.shape, np.uint8)
@@ -54,11 +59,6 @@ def _observation(
     state: NDArray[np.float32] | None,
     task: str,
 ) -> Observation:
-    num_bytes = sum(image.nbytes for image in images.values())
-    if num_bytes > MAX_IMAGE_BYTES:
-        raise BodyTooLargeError(
-            f"the images have {num_bytes} bytes; at most {MAX_IMAGE_BYTES} are taken"
-        )
     settings = {
         "policy_type": instructions.policy_type,
         "pretrained_name_or_path": instructions.model,
@@ -74,6 +74,15 @@ def _observation(
         horizon=instructions.actions_per_chunk,
         parameters={LEROBOT: settings},
     )
+
+
+def _check_size(instructions: PolicyInstructions) -> None:
+    """By what the robot declared, which each of its images must be."""
+    num_bytes = sum(math.prod(camera.shape) for camera in instructions.features.cameras)
+    if num_bytes > MAX_IMAGE_BYTES:
+        raise BodyTooLargeError(
+            f"the robot's images have {num_bytes} bytes; at most {MAX_IMAGE_BYTES} are taken"
+        )
 
 
 def _image(camera: Camera, sensors: Mapping[str, Sensor]) -> NDArray[np.uint8]:
