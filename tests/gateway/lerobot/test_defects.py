@@ -6,7 +6,9 @@ import asyncio
 
 import grpc
 import numpy as np
+import pytest
 
+from phalanx.wire.robot_inference import NOT_STARTED
 from tests.gateway.lerobot.robots import FAST, IMAGE, SENSORS, port, refused, seen
 from tests.gateway.policy_servers import FakePolicyServer, answer_to, refusing, run
 from tests.wire.lerobot.pickles import features
@@ -53,6 +55,23 @@ def test_defect_a6_1_a_lost_server_does_not_end_the_control_loop():
             gateway.fleet.add(await other.start())
             assert (await robot.acted())[0].timestep == 4
             await other.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("words", "metadata"), [("busy", ((NOT_STARTED, "1"),)), ("the device is out of memory", ())]
+)
+def test_defect_a6_1_a_busy_server_does_not_lose_the_observation(words, metadata):
+    async def scenario():
+        server = FakePolicyServer()
+        async with port(server) as gateway, gateway.robot() as robot:
+            await robot.begin()
+            server.behave = refusing(Code.RESOURCE_EXHAUSTED, words, metadata)
+            await robot.send(timestep=4, must_go=True)
+            assert (await refused(robot.get())).details() == words
+            server.behave = FakePolicyServer().behave
+            assert (await robot.acted())[0].timestep == 4
 
     run(scenario())
 

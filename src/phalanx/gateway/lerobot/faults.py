@@ -11,17 +11,13 @@ from enum import Enum, auto
 import grpc
 
 from phalanx.clock import Clock
-from phalanx.errors import PhalanxError
+from phalanx.errors import InvalidInputError, PhalanxError, UnknownModelError
 from phalanx.gateway.grpc.statuses import status_of
 from phalanx.gateway.inference import UpstreamError
 
 AGAIN_S = 1.0
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_LASTING = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.OUT_OF_RANGE,
-)
+_LASTING = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE)
 
 
 class Way(Enum):
@@ -73,5 +69,11 @@ def tellable(error: PhalanxError) -> PhalanxError:
 
 
 def lasts(error: PhalanxError) -> bool:
-    """Whether the same observation would fail again wherever it is sent."""
-    return status_of(error).code in _LASTING
+    """Whether the same observation would fail again wherever and whenever it is sent.
+
+    A server that is busy or whose device is out of memory may take it later, and a model that is
+    not known yet may be served later.
+    """
+    if isinstance(error, UpstreamError):
+        return error.code in _LASTING and not error.not_started
+    return isinstance(error, InvalidInputError) and not isinstance(error, UnknownModelError)
