@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.errors import ConfigurationError, InvalidRequestError
+from phalanx.errors import CheckpointError, ConfigurationError, InvalidRequestError
 from phalanx.models.pi0.args import PI0Args
 from phalanx.models.pi0.config import PI0Config
 from phalanx.models.pi0.entry import PI0Entry
@@ -156,6 +158,7 @@ class Refused:
             {"parameters": {"rtc": {"prev_actions": [[1, 2, 3]]}}},
         ),
         Refused("list of numbers", {"parameters": {"rtc": {"prev_actions": [["a"]]}}}),
+        Refused("list of numbers", {"parameters": {"rtc": {"prev_actions": [[10**400] * 7]}}}),
         Refused("actions of 1 rows", {"parameters": {"rtc": {"prev_actions": [1.0]}}}),
         Refused(r"float32 of shape \(10, 32\)", {"inputs": {"noise": np.zeros((2, 32))}}),
         Refused(
@@ -181,6 +184,54 @@ def test_sizes_of_images_are_held_where_they_are_given():
 def test_random_weights_are_served_to_no_robot():
     with pytest.raises(ConfigurationError, match="checkpoint_dir"):
         PI05Entry.policy(PI05Args(), {})
+
+
+def change(path, edit) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def without_tokens(content) -> None:
+    content["steps"] = [
+        one for one in content["steps"] if one["registry_name"] != "tokenizer_processor"
+    ]
+
+
+def tokens(**changed):
+    def edit(content) -> None:
+        for step in content["steps"]:
+            if step["registry_name"] == "tokenizer_processor":
+                step["config"].update(changed)
+
+    return edit
+
+
+def without_state(content) -> None:
+    del content["input_features"]["observation.state"]
+
+
+def many_actions(content) -> None:
+    content["output_features"]["action"]["shape"] = [33]
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "words"),
+    [
+        ("policy_preprocessor.json", without_tokens, "has no tokenizer_processor"),
+        ("policy_preprocessor.json", tokens(max_length=64), "max_length=64 .*prompts of 200"),
+        ("policy_preprocessor.json", tokens(padding="longest"), "padding='longest'"),
+        ("policy_preprocessor.json", tokens(padding_side="left"), "at the left; the policy"),
+        ("config.json", without_state, "names no 'observation.state'"),
+        ("config.json", many_actions, "actions of 33 numbers, and the policy's have 32"),
+    ],
+)
+def test_files_that_make_no_request_are_refused_at_the_start(tmp_path, file, edit, words):
+    shutil.copytree(checkpoint(MICRO), tmp_path, dirs_exist_ok=True)
+    change(tmp_path / file, edit)
+    args = PI05Args(tmp_path, PI05Config(vision_num_heads=3))
+    with pytest.raises(CheckpointError, match=words):
+        PI05Entry.policy(args, {"tokenizer_dir": str(POLICIES / MICRO / "tokenizer")})
 
 
 def test_names_of_the_robot_are_the_documents(micro):

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.errors import ConfigurationError, InvalidRequestError
+from phalanx.errors import CheckpointError, ConfigurationError, InvalidRequestError
 from phalanx.models.pi.args import ImageShapes
 from phalanx.models.pi.building import PolicyKind, PolicyOptions, geometry_of
 from phalanx.models.pi.checkpoint import PiCheckpoint
+from phalanx.models.pi.geometry import PiGeometry
 from phalanx.models.pi.request import RealTimeChunking
 from phalanx.processing.policy import (
     PolicyProcessor,
@@ -27,6 +28,7 @@ from phalanx.processing.policy.parameters import (
     RealTimeParameters,
     flow_parameters,
 )
+from phalanx.processing.policy.tokenization import Tokenization
 from phalanx.processing.policy.transition import STATE, TOKEN_MASK, TOKENS, Transition
 from phalanx.schema.observation import Actions, Observation, PolicyInfo
 
@@ -77,6 +79,7 @@ class PiServing:
             sizes=[(height, width) for height, width, _ in shapes or ()],
             inputs=(NOISE,),
         )
+        _check_checkpoint(self._processor, self._geometry, directory)
 
     @property
     def info(self) -> PolicyInfo:
@@ -126,7 +129,8 @@ class PiServing:
 
     def _padded_state(self, seen: Transition) -> Tensor:
         state = seen.observation[STATE]
-        padding = self._geometry.max_state_dim - state.shape[-1]
+        # A state that is too wide is refused with the request.
+        padding = max(0, self._geometry.max_state_dim - state.shape[-1])
         return torch.nn.functional.pad(state, (0, padding))
 
     def _noise(self, observation: Observation, asked: FlowParameters) -> Tensor | None:
@@ -173,12 +177,41 @@ class PiServing:
         )
 
 
+def _check_checkpoint(processor: PolicyProcessor, geometry: PiGeometry, directory: Path) -> None:
+    """Refuse, before anything is served, files that no request could be made by."""
+    features, prompts = processor.features, geometry.tokenizer_max_length
+    steps = processor.processors.before.steps
+    made = [step.settings for step in steps if isinstance(step, Tokenization)]
+    if not made:
+        raise CheckpointError(
+            f"{directory}: policy_preprocessor.json has no tokenizer_processor, which makes the "
+            "policy's prompt; save it with LeRobot again"
+        )
+    for settings in made:
+        told = (settings.max_length, settings.padding, settings.padding_side)
+        if told != (prompts, "max_length", "right"):
+            raise CheckpointError(
+                f"{directory}: policy_preprocessor.json pads prompts to max_length={told[0]} by "
+                f"padding={told[1]!r} at the {told[2]}; the policy takes prompts of {prompts} "
+                "tokens, padded to 'max_length' at the right"
+            )
+    if features.state_dim is None:
+        raise CheckpointError(
+            f"{directory}: config.json names no {STATE!r}, which the policy takes"
+        )
+    if features.action_dim > geometry.max_action_dim:
+        raise CheckpointError(
+            f"{directory}: config.json gives actions of {features.action_dim} numbers, and the "
+            f"policy's have {geometry.max_action_dim}"
+        )
+
+
 def _chunk(name: str, values: Sequence[object], observation: Observation) -> Tensor:
     """Actions as (B, n, a); a single observation's may come without the dimension of rows."""
     rows = observation.num_rows
     try:
         chunk = torch.tensor(values, dtype=torch.float32)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidRequestError(
             f"rtc.{name} must be a list of actions, each a list of numbers: {error}", field="rtc"
         ) from error
