@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigurationError, InvalidRequestError
-from phalanx.processing.policy import AdapterSettings, PolicyProcessor, adapter_settings
+from phalanx.processing.policy import (
+    AdapterSettings,
+    PolicyProcessor,
+    adapter_settings,
+    resize_with_pad,
+)
 from phalanx.processing.policy.stock_resize import stock_resize
 from phalanx.schema.observation import Observation
 from tests.processing.policy.references import POLICIES, both, checkpoint, one, pixels, processor
@@ -109,6 +114,23 @@ def test_a_batch_of_states_may_come_in_parts():
     whole = both(MICRO)
     inputs = {"joints": whole.state[:, :7], "gripper": whole.state[:, 7:]}
     assert parts.prepare(both(MICRO, state=None, inputs=inputs)).tasks == parts.prepare(whole).tasks
+    inputs["gripper"] = np.zeros((3, 1), np.float32)
+    with pytest.raises(InvalidRequestError, match=r"'gripper' has shape \(3, 1\) beside 2 instr"):
+        parts.prepare(both(MICRO, state=None, inputs=inputs))
+
+
+def test_a_part_of_the_state_that_is_no_float32_is_not_finite():
+    parts = made(state_names=["joints", "gripper"])
+    inputs = {"joints": np.full(7, 1e300), "gripper": np.zeros(1, np.float32)}
+    with pytest.raises(InvalidRequestError, match="not finite"):
+        parts.prepare(one(MICRO, state=None, inputs=inputs))
+
+
+@pytest.mark.parametrize("size", [(1, 1000), (1000, 1)])
+def test_a_line_of_pixels_is_resized(size):
+    fitted = resize_with_pad(torch.ones(1, 3, *size), 28, 28)
+    assert fitted.shape == (1, 3, 28, 28)
+    assert fitted.sum() == 3 * 28
 
 
 def test_fewer_actions_may_be_the_robots():

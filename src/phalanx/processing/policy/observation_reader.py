@@ -117,16 +117,28 @@ class ObservationReader:
                     f"{' and '.join(self.state_names)}, one after another",
                     field=name,
                 )
-            part = np.asarray(observation.inputs[name], np.float32)
-            rows = observation.num_rows if observation.batched else 1
-            parts.append(part.reshape(rows, -1) if observation.batched else part.reshape(-1))
+            # What does not fit becomes infinite, which is refused below.
+            with np.errstate(over="ignore"):
+                part = np.asarray(observation.inputs[name], np.float32)
+            parts.append(_with_rows(part, name, observation.num_rows))
         joined = np.concatenate(parts, axis=-1)
+        joined = joined if observation.batched else joined[0]
         if not np.isfinite(joined).all():
             raise InvalidRequestError(
                 f"the state ({', '.join(self.state_names)}) is not finite; send finite numbers",
                 field="state",
             )
         return joined
+
+
+def _with_rows(part: NDArray[np.float32], name: str, rows: int) -> NDArray[np.float32]:
+    """A part of the state as (rows, numbers)."""
+    if rows > 1 and (part.ndim == 0 or len(part) != rows):
+        raise InvalidRequestError(
+            f"input {name!r} has shape {part.shape} beside {rows} instructions; send a row for each",
+            field=name,
+        )
+    return part.reshape(rows, part.size // rows)
 
 
 def readable(array: NDArray[np.generic]) -> NDArray[np.generic]:

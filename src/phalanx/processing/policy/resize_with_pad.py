@@ -16,7 +16,8 @@ def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
     if (rows, columns) == (height, width):
         return images
     ratio = max(columns / width, rows / height)
-    inner = int(rows / ratio), int(columns / ratio)
+    # At least a line is left of what is very long.
+    inner = max(1, int(rows / ratio)), max(1, int(columns / ratio))
     resized = functional.interpolate(images, inner, mode="bilinear", align_corners=False)
     top, below = divmod(height - inner[0], 2)
     left, right = divmod(width - inner[1], 2)
