@@ -35,7 +35,9 @@ def test_names_that_the_checkpoint_renames_are_known():
 
 
 def test_an_unknown_camera_is_refused_with_those_that_there_are():
-    with pytest.raises(InvalidRequestError, match=r"'top'; this policy takes 'front', 'wrist'") as e:
+    with pytest.raises(
+        InvalidRequestError, match=r"'top'; this policy takes 'front', 'wrist'"
+    ) as e:
         CameraNames(KEYS).key("top")
     assert e.value.field == "top"
 
