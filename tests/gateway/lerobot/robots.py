@@ -74,6 +74,12 @@ class Robot:
         call = self._channel.stream_unary(wire.SEND_OBSERVATIONS)
         assert await call(iter(upload), metadata=self._metadata) == b""
 
+    async def begin_upload(self) -> grpc.aio.StreamUnaryCall:
+        """Send a first message of two, and wait for a second one that does not come."""
+        call = self._channel.stream_unary(wire.SEND_OBSERVATIONS)(metadata=self._metadata)
+        await call.write(wire.encode_upload_part(wire.TransferState.BEGIN, b"abc"))
+        return call
+
     def asked(self) -> grpc.aio.UnaryUnaryCall:
         return self._channel.unary_unary(wire.GET_ACTIONS)(b"", metadata=self._metadata)
 

@@ -71,6 +71,20 @@ def test_half_an_upload():
     run(scenario())
 
 
+def test_an_upload_that_does_not_go_on():
+    async def scenario():
+        settings = LeRobotSettings(setup_wait_s=0.0, upload_timeout_s=0.05)
+        async with port(FakePolicyServer(), settings=settings) as gateway, gateway.robot() as robot:
+            await robot.begin()
+            error = await refused(await robot.begin_upload())
+            assert error.code() is Code.INVALID_ARGUMENT
+            assert "the upload did not end within 0.05 s" in error.details()
+            await robot.send()
+            assert await robot.acted()
+
+    run(scenario())
+
+
 def test_an_upload_that_is_too_large():
     async def scenario():
         settings = LeRobotSettings(setup_wait_s=0.0, max_upload_bytes=1000)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from phalanx.clock import SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.http.keys import Keys
-from phalanx.gateway.lerobot import LeRobotService, Listener
+from phalanx.gateway.lerobot import LeRobotService, LeRobotSettings, Listener
 from phalanx.gateway.lerobot.named_front import NamedFront
 from phalanx.gateway.workers import Workers
 from phalanx.wire import lerobot as wire
@@ -74,6 +75,23 @@ def test_errors_reach_the_operator_in_words():
             assert "without its END" in error.details()
             error = await refused(robot.send_raw([]))
             assert "no messages" in error.details()
+
+    run(scenario())
+
+
+def test_an_upload_that_does_not_go_on_is_ended_and_told_with_the_next_call():
+    async def scenario():
+        settings = LeRobotSettings(setup_wait_s=0.0, upload_timeout_s=0.05)
+        server = FakePolicyServer()
+        async with named(server, settings) as (port, _), Robot(f"{HOST}:{port}") as robot:
+            await robot.begin()
+            call = await robot.begin_upload()
+            assert await call.code() is grpc.StatusCode.CANCELLED
+            for told in (robot.send(timestep=3), robot.get()):
+                error = await refused(told)
+                assert "the upload did not end within 0.05 s" in error.details()
+            # The later one was kept all the same.
+            assert (await robot.acted())[0].timestep == 3
 
     run(scenario())
 

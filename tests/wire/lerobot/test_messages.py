@@ -16,6 +16,8 @@ from phalanx.wire.lerobot import (
     encode_data,
     encode_upload_part,
 )
+from phalanx.wire.lerobot.upload import MAX_MESSAGES
+from tests.wire.fuzzing import taking_at_most
 
 
 def message_classes():
@@ -108,3 +110,21 @@ def test_too_much_is_refused_when_it_becomes_too_much():
     upload.add(part(TransferState.BEGIN, b"abc"))
     with pytest.raises(BodyTooLargeError, match="more than 4 bytes"):
         upload.add(part(TransferState.MIDDLE, b"de"))
+
+
+def test_empty_messages_take_no_memory_and_do_not_go_on_forever():
+    upload = Upload()
+    upload.add(part(TransferState.BEGIN, b"a"))
+    with taking_at_most(1 << 16):
+        for _ in range(MAX_MESSAGES - 2):
+            assert upload.add(part(TransferState.MIDDLE)) is None
+        assert upload.add(part(TransferState.END, b"b")) == b"ab"
+        with pytest.raises(MalformedRequestError, match="more than 16384 messages"):
+            upload.add(part(TransferState.BEGIN))
+
+
+def test_a_message_is_not_held_for_a_few_of_its_bytes():
+    message = encode_upload_part(TransferState.MIDDLE, b"abc") + b"\x1a\xac\x02" + bytes(300)
+    assert decode_upload_part(message).data.obj == b"abc"
+    whole = encode_upload_part(TransferState.MIDDLE, b"abc" * 10)
+    assert decode_upload_part(whole).data.obj is whole

@@ -58,6 +58,8 @@ class Context(Protocol):
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]: ...
 
+    def cancel(self) -> object: ...
+
     def add_callback(self, callback: Callable[[], object]) -> bool: ...
 
     def set_trailing_metadata(self, metadata: Metadata) -> None: ...
@@ -132,20 +134,22 @@ class NamedFront:
         self._check_key(context)
         upload = self._robots.upload()
         payload: bytes | memoryview | None = None
+        # The messages are waited for on this thread, so the loop has the timer.
+        ending = self._robots.end_upload(_caller(context), context.cancel)
+        timer = asyncio.run_coroutine_threadsafe(ending, self._loop)
         try:
             for message in messages:
                 payload = upload.add(decode_upload_part(message)) or payload
             upload.close()
         except PhalanxError as error:
             _refuse(context, error)
+        finally:
+            timer.cancel()
         return self._answer(context, lambda caller: self._robots.keep(caller, payload))
 
     def _answer(self, context: Context, call: Call) -> bytes:
         self._check_key(context)
-        caller = Caller(
-            context.peer(), _authority(context), session_id_of(context.invocation_metadata())
-        )
-        future = asyncio.run_coroutine_threadsafe(call(caller), self._loop)
+        future = asyncio.run_coroutine_threadsafe(call(_caller(context)), self._loop)
         if not context.add_callback(future.cancel):
             future.cancel()
         try:
@@ -169,6 +173,10 @@ def _refuse(context: Context, error: PhalanxError) -> NoReturn:
     status = status_of(error)
     context.set_trailing_metadata(status.metadata)
     context.abort(status.code, status.message)
+
+
+def _caller(context: Context) -> Caller:
+    return Caller(context.peer(), _authority(context), session_id_of(context.invocation_metadata()))
 
 
 def _authority(context: Context) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -116,10 +117,22 @@ class LeRobotService:
     async def observe(self, caller: Caller, messages: AsyncIterator[bytes]) -> bytes:
         upload = self.upload()
         payload: bytes | memoryview | None = None
-        async for message in messages:
-            payload = upload.add(decode_upload_part(message)) or payload
+        try:
+            async with asyncio.timeout(self._settings.upload_timeout_s):
+                async for message in messages:
+                    payload = upload.add(decode_upload_part(message)) or payload
+        except TimeoutError:
+            raise self._late() from None
         upload.close()
         return await self.keep(caller, payload)
+
+    async def end_upload(self, caller: Caller, cancel: Callable[[], object]) -> None:
+        """Cancel an upload that somebody else puts together, when it takes too long."""
+        await asyncio.sleep(self._settings.upload_timeout_s)
+        error = self._late()
+        logger.warning("robot %s: %s", caller.peer, error)
+        self._sessions.tell(caller, error)
+        cancel()
 
     async def keep(self, caller: Caller, payload: bytes | memoryview | None) -> bytes:
         """An observation has come. It is acknowledged before it is read, since the robot's control
@@ -144,6 +157,12 @@ class LeRobotService:
     async def close(self) -> None:
         self._save()
         await self._sessions.close()
+
+    def _late(self) -> MalformedRequestError:
+        return MalformedRequestError(
+            f"the upload did not end within {self._settings.upload_timeout_s:g} s; the observation is "
+            "dropped"
+        )
 
     def _restore(self) -> None:
         for robot in () if self._file is None else self._file.load():

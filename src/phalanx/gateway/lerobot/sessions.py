@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from phalanx.clock import Clock
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import InvalidRequestError, PhalanxError
 from phalanx.gateway.lerobot.caller import Caller
 from phalanx.gateway.lerobot.robots_file import SavedRobot
 from phalanx.gateway.lerobot.session import Session
@@ -119,6 +119,12 @@ class Sessions:
             "the gateway does not know this robot: it was restarted, or has not heard of it for "
             f"{self._settings.expiry_s:g} s; restart the robot's client"
         )
+
+    def tell(self, caller: Caller, error: PhalanxError) -> None:
+        """Have the caller's operator told with its next call, if the caller is known."""
+        entry = self._own(caller)
+        if entry is not None:
+            entry.session.faults.record(error)
 
     async def returned(self, caller: Caller) -> Session:
         """As `find`; gives the former connection some time to be known as gone."""

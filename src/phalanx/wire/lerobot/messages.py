@@ -40,7 +40,10 @@ class UploadPart(NamedTuple):
 
 
 def decode_upload_part(message: bytes) -> UploadPart:
-    """`Observation{transfer_state=1, data=2}`. Raises `MalformedRequestError`."""
+    """`Observation{transfer_state=1, data=2}`. Raises `MalformedRequestError`.
+
+    The data is a view, which holds the whole message, unless that is mostly something else.
+    """
     state, data = 0, memoryview(b"")
     for count, field in enumerate(fields(message)):
         _check_count(count)
@@ -48,6 +51,8 @@ def decode_upload_part(message: bytes) -> UploadPart:
             state = _number(message[field.start : field.end])
         elif field.number == 2 and field.wire_type == BYTES:
             data = memoryview(message)[field.start : field.end]
+    if 2 * len(data) < len(message):
+        data = memoryview(bytes(data))
     return UploadPart(state, data)
 
 

@@ -6,6 +6,8 @@ from phalanx.errors import BodyTooLargeError, MalformedRequestError
 from phalanx.wire.lerobot.messages import TransferState, UploadPart
 
 DEFAULT_MAX_BYTES = 100 * 1024 * 1024
+MAX_MESSAGES = 16_384
+"""Of one call; LeRobot's client sends one for each 2 MiB."""
 
 
 class Upload:
@@ -18,12 +20,18 @@ class Upload:
         self._max_bytes = max_bytes
         self._parts: list[memoryview] = []
         self._num_bytes = 0
+        self._num_messages = 0
         self._begun = False
 
     def add(self, part: UploadPart) -> bytes | memoryview | None:
         """Raises `BodyTooLargeError` before it keeps what is too large, and
-        `MalformedRequestError` for messages out of order.
+        `MalformedRequestError` for messages out of order or too many of them.
         """
+        self._num_messages += 1
+        if self._num_messages > MAX_MESSAGES:
+            raise MalformedRequestError(
+                f"the upload has more than {MAX_MESSAGES} messages; send larger ones"
+            )
         if part.state == TransferState.BEGIN:
             self._reset()
             self._begun = True
@@ -37,7 +45,8 @@ class Upload:
             raise BodyTooLargeError(
                 f"the upload has more than {self._max_bytes} bytes; send smaller images or fewer"
             )
-        self._parts.append(part.data)
+        if part.data:
+            self._parts.append(part.data)
         self._num_bytes += len(part.data)
         if part.state != TransferState.END:
             return None
