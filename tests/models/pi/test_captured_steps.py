@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from phalanx.device.cpu import CpuBackend
+from phalanx.layers.linear import Linear
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.pi.building import build_engine, nodes_of
@@ -17,7 +19,7 @@ from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi05.entry import PI05
 from phalanx.models.pi05.expert import PI05Expert
 from phalanx.schema.events import Final
-from tests.models.pi.stored import close, load, request, stored
+from tests.models.pi.stored import checkpoint, close, load, request, stored
 
 NAME = "pi05_micro_f32"
 ROWS = 3
@@ -40,11 +42,15 @@ def policy():
     return load(NAME, replace(PI05, make_expert=CountedExpert))
 
 
-def outputs(policy, inputs, capture: str, *, replays: bool = True):
-    """What rows come to, by an engine whose steps are captured or not."""
+def engine_of(policy, capture: str):
     captured = replace(policy, backend=CpuBackend(capture=capture))
     nodes = nodes_of(captured, ROWS, captures_rollouts=True)
-    engine = build_engine(captured, nodes, ROWS)
+    return build_engine(captured, nodes, ROWS)
+
+
+def outputs(policy, inputs, capture: str, *, replays: bool = True, engine=None):
+    """What rows come to, by an engine whose steps are captured or not."""
+    engine = engine or engine_of(policy, capture)
     before = policy.model.expert.num_calls
     loop = StepLoop(engine, Budget(ROWS * policy.model.max_tokens, ROWS))
     for at, one in enumerate(inputs):
@@ -95,3 +101,19 @@ def test_rows_of_both_kinds_together_are_computed_eagerly(policy):
     eager, captured = (outputs(policy, rows, capture, replays=False) for capture in ("off", "tape"))
     close(captured[0].chain, eager[0].chain)
     close(captured[1], eager[1])
+
+
+def test_captured_steps_compute_with_new_weights():
+    policy = load(NAME, replace(PI05, make_expert=CountedExpert))
+    for linear in policy.model.modules():
+        if isinstance(linear, Linear):
+            linear.unpack()  # as on a device that captures: none of those packs
+    rows = maker(policy).make(request(NAME))
+    engine = engine_of(policy, "tape")
+    old = outputs(policy, rows, "tape", engine=engine)
+    stored_weights = load_file(checkpoint(NAME) / "model.safetensors")
+    policy.weights.replace({name: 1.1 * one for name, one in stored_weights.items()})
+    new = outputs(policy, rows, "tape", engine=engine)
+    for was, found, eager in zip(old, new, outputs(policy, rows, "off"), strict=True):
+        assert not torch.allclose(found, was)
+        close(found, eager)
