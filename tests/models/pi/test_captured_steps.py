@@ -111,9 +111,12 @@ def test_captured_steps_compute_with_new_weights():
     rows = maker(policy).make(request(NAME))
     engine = engine_of(policy, "tape")
     old = outputs(policy, rows, "tape", engine=engine)
-    stored_weights = load_file(checkpoint(NAME) / "model.safetensors")
-    policy.weights.replace({name: 1.1 * one for name, one in stored_weights.items()})
+    tensors = load_file(checkpoint(NAME) / "model.safetensors")
+    changed = {name: 1.1 * one for name, one in tensors.items()}
+    policy.weights.replace(changed)
     new = outputs(policy, rows, "tape", engine=engine)
-    for was, found, eager in zip(old, new, outputs(policy, rows, "off"), strict=True):
+    fresh = load(NAME, replace(PI05, make_expert=CountedExpert))
+    fresh.weights.replace(changed)
+    for was, found, eager in zip(old, new, outputs(fresh, rows, "off"), strict=True):
         assert not torch.allclose(found, was)
         close(found, eager)
