@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,49 @@ MAX_EMPTY_NUMBERS = 4096
 """Of an array of no bytes: the product of its sizes, each zero taken as one. Its bytes bound no
 size, and what is made for each row or view of an array would follow any.
 """
+
+
+MAX_LISTED_NUMBERS = 1 << 16
+"""Of all arrays among the settings of a request; as lists they take many times the memory."""
+
+
+def listed(settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings with arrays in them as lists, which is what they are everywhere else.
+
+    Raises `InvalidRequestError` for arrays that are too large for that.
+    """
+    count = _num_numbers(settings)
+    if count > MAX_LISTED_NUMBERS:
+        raise InvalidRequestError(
+            f"arrays of {count} numbers are among the settings; at most {MAX_LISTED_NUMBERS} are "
+            "taken there",
+            field="parameters",
+        )
+    return {name: _listed(each) for name, each in settings.items()}
+
+
+def _num_numbers(value: object) -> int:
+    match value:
+        case np.ndarray():
+            return value.size
+        case Mapping():
+            return sum(map(_num_numbers, value.values()))
+        case list():
+            return sum(map(_num_numbers, value))
+    return 0
+
+
+def _listed(value: object) -> object:
+    match value:
+        case np.ndarray():
+            return value.tolist()
+        case np.generic():
+            return value.item()
+        case Mapping():
+            return {name: _listed(each) for name, each in value.items()}
+        case list():
+            return [_listed(each) for each in value]
+    return value
 
 
 def array_of(

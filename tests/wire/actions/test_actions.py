@@ -89,6 +89,14 @@ def test_one_task_is_for_all_rows():
     assert decode({"observation": observation}).observation.instructions == ("pick", "pick")
 
 
+def test_parameters_may_have_arrays():
+    left = np.arange(6, dtype=np.float32).reshape(3, 2)
+    parameters = {"rtc": {"prev_actions": left, "parts": [left[0]]}, "num_steps": 3}
+    got = decode({"observation": OBSERVATION, "parameters": parameters}).observation.parameters
+    rtc = {"prev_actions": left.tolist(), "parts": [left[0].tolist()]}
+    assert got == {"rtc": rtc, "num_steps": 3}
+
+
 def test_extra_views_may_have_names():
     observation = {**OBSERVATION, "extra_view_images": {"left": IMAGES}}
     assert list(decode({"observation": observation}).observation.images)[-1] == "left"

@@ -88,9 +88,17 @@ def test_what_else_is_sent_is_kept():
     assert got.parameters == {"num_steps": 5, "rtc": {"delay": 1}}
 
 
+def test_settings_may_have_arrays():
+    left = np.arange(6, dtype=np.float32).reshape(3, 2)
+    got = decode({"state": [0.0], "rtc": {"prev_chunk_left_over": left, "inference_delay": 1}})
+    assert got.parameters == {"rtc": {"prev_chunk_left_over": left.tolist(), "inference_delay": 1}}
+    assert not got.inputs
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
+        ({"rtc": {"prev_actions": np.zeros(65_537, "u1")}}, "arrays of 65537 numbers"),
         ([1], "the frame is list"),
         ({"state": ["a"]}, "state is <U1; send numbers"),
         ({"state": [[1], [1, 2]]}, "state is no array"),

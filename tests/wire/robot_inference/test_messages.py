@@ -34,6 +34,14 @@ def test_the_committed_descriptors_are_those_of_the_proto_files():
         )
 
 
+def test_arrays_among_the_parameters_arrive_as_lists():
+    left = np.arange(6, dtype=np.float32).reshape(3, 2)
+    sent = Observation(parameters={"rtc": {"prev_chunk_left_over": left, "delay": np.int64(2)}})
+    got = wire.decode_request(wire.encode_request(wire.InferenceCall("r-1", "pi05", sent)))
+    rtc = {"prev_chunk_left_over": left.tolist(), "delay": 2}
+    assert got.observation.parameters == {"rtc": rtc}
+
+
 @pytest.mark.parametrize("call", [single(), batch()], ids=["single", "batch"])
 def test_a_request_arrives_as_it_was_sent(call):
     got = wire.decode_request(wire.encode_request(call))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Observation
+from phalanx.wire.arrays import listed
 from phalanx.wire.msgpack_numpy import unpack
 from phalanx.wire.pictures import MAX_IMAGES, as_image, as_state, num_rows
 
@@ -60,7 +61,7 @@ def decode_actions_request(body: bytes) -> ActionsCall:
         raise MalformedRequestError(f"the body is {type(call).__name__}; send a map")
     envelope = Envelope.RLINF if "input" in call else Envelope.FLAT
     _refuse_unknown(call, _RLINF if envelope is Envelope.RLINF else _FLAT, "")
-    parameters = dict(_mapping(call.get("parameters") or {}, "parameters"))
+    parameters = listed(_mapping(call.get("parameters") or {}, "parameters"))
     horizon = call.get(_HORIZON, parameters.pop(_HORIZON, None))
     name = "input" if envelope is Envelope.RLINF else "observation"
     fields = _mapping(call.get(name), name)

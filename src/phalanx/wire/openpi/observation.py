@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.observation import Observation
+from phalanx.wire.arrays import listed
 from phalanx.wire.msgpack_numpy import MAX_KEY_BYTES, unpack
 from phalanx.wire.pictures import as_image, as_state, num_rows
 
@@ -21,6 +22,8 @@ _PREFIXES = ("observation/", "observation.", "images/", "images.")
 _STATE = "state"
 _STATE_PARTS = ("joint_position", "gripper_position")
 _PROMPT = "prompt"
+_SETTINGS = ("rtc",)
+"""Maps that are no part of the observation, whatever they hold."""
 
 
 def decode_observation(data: bytes) -> Observation:
@@ -45,9 +48,9 @@ def decode_observation(data: bytes) -> Observation:
         instructions=_instructions(prompt, rows),
         batched=rows is not None or isinstance(prompt, list),
         inputs={name: each for name, each in values.items() if isinstance(each, np.ndarray)},
-        parameters={
-            name: each for name, each in values.items() if not isinstance(each, np.ndarray)
-        },
+        parameters=listed(
+            {name: each for name, each in values.items() if not isinstance(each, np.ndarray)}
+        ),
     )
 
 
@@ -70,7 +73,7 @@ def _leaves(frame: Mapping[str, object], path: str) -> Iterator[tuple[str, objec
                 "characters; give shorter ones",
                 field=name[:40],
             )
-        if isinstance(value, dict) and _holds_arrays(value):
+        if isinstance(value, dict) and path + name not in _SETTINGS and _holds_arrays(value):
             yield from _leaves(value, f"{path}{name}/")
         else:
             yield path + name, value

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import InvalidRequestError
 from phalanx.schema.observation import Observation
+from phalanx.wire.arrays import listed
 from phalanx.wire.pictures import num_rows
 from phalanx.wire.robot_inference.extensions import (
     LEROBOT,
@@ -139,4 +140,4 @@ def _extensions(observation: Observation) -> Extensions:
             field=f"parameters.{LEROBOT}",
         )
     instructions = list(observation.instructions) if observation.batched else None
-    return Extensions(instructions, parameters, lerobot)
+    return Extensions(instructions, listed(parameters), lerobot)
