@@ -155,6 +155,14 @@ def gateway(
             help="How long running requests have to end at a stop.", rich_help_panel=_REQUESTS
         ),
     ] = 30.0,
+    keepalive_s: Annotated[
+        float,
+        typer.Option(
+            help="How long a gRPC server with a request may be silent, pings too, before the"
+            " request is given up.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = 10.0,
     max_message_mib: Annotated[
         float, typer.Option(help="Largest request and answer.", rich_help_panel=_REQUESTS)
     ] = 100.0,
@@ -229,6 +237,7 @@ def gateway(
         follow=follow,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=drain_timeout_s,
+        keepalive_s=keepalive_s,
         max_message_bytes=int(max_message_mib * MIB),
         http_health_path=http_health_path,
         relay_prefixes=tuple(relay) if relay else DEFAULT_RELAYED,

@@ -43,8 +43,10 @@ class GatewayConfig:
     `lerobot` serves LeRobot's asynchronous clients on the gRPC port and on `lerobot_ports`, with
     actions `1 / lerobot_fps` seconds apart. `api_key` opens inference, `admin_key` administration
     too; without an admin key the API key opens both. `backend_key` is sent to gRPC servers that ask
-    for one. HTTP requests whose path begins as one of `relay_prefixes` go to HTTP servers. `state_file` keeps the servers over a restart; `follow` is the
-    HTTP address of another gateway whose servers this one has. `threads` decode observations.
+    for one. HTTP requests whose path begins as one of `relay_prefixes` go to HTTP servers.
+    `state_file` keeps the servers over a restart; `follow` is the HTTP address of another gateway
+    whose servers this one has. A gRPC server that is not heard of for `keepalive_s` while it has a
+    request has lost it. `threads` decode observations.
     """
 
     grpc_address: str = DEFAULT_GRPC
@@ -66,6 +68,7 @@ class GatewayConfig:
     follow: str | None = None
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    keepalive_s: float = 10.0
     max_message_bytes: int = 100 * MIB
     http_health_path: str = "/health"
     relay_prefixes: tuple[str, ...] = DEFAULT_RELAYED
@@ -88,6 +91,7 @@ class GatewayConfig:
         _check_range("--lerobot-fps", self.lerobot_fps, 0.001, 10_000)
         _check_range("--request-timeout-s", self.request_timeout_s, 0.001, 86_400)
         _check_range("--drain-timeout-s", self.drain_timeout_s, 0.0, 86_400)
+        _check_range("--keepalive-s", self.keepalive_s, 0.1, 86_400)
         _check_range("--max-message-mib", self.max_message_bytes / MIB, 1 / 1024, 2047)
         for flag, name in (("--http-model", self.http_model), ("--robot-model", self.robot_model)):
             if name is not None:

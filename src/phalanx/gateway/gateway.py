@@ -85,6 +85,7 @@ class Gateway:
         self._channels = Channels(
             self._grpc_endpoints,
             max_message_bytes=config.max_message_bytes,
+            keepalive_s=config.keepalive_s,
             backend_key=config.backend_key,
         )
         self.caller = PolicyCaller(

@@ -65,6 +65,10 @@ class GrpcHealthCheck:
         except grpc.aio.AioRpcError as error:
             await self.forget(server.server_id)
             return await _grpc_finding(server, error)
+        except asyncio.CancelledError:
+            # No answer in time: the connection may be to a host that is gone without a word.
+            await self.forget(server.server_id)
+            raise
         except MalformedRequestError as error:
             return Probe.FAILED, f"CheckHealth answered what is not a health response: {error}"
         if healthy:

@@ -11,9 +11,14 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+import uvloop
 
 from phalanx.gateway.gateway import Gateway
+from phalanx.gateway.grpc.channels import Channels
+from phalanx.routing.endpoint import Endpoint
 from phalanx.testing.policy import FakePolicyArgs, Gate, fake_actions
+from phalanx.wire.robot_inference import InferenceCall, decode_response, encode_request
+from tests.gateway.cut_network import network
 from tests.gateway.whole import ANY_PORTS, ready, running
 from tests.server.policy.running import PolicyClient, logged, seen, serving
 from tests.server.test_roles_pd import free_port
@@ -132,3 +137,26 @@ def test_a_servers_own_status_reaches_the_robot(instruction):
                 assert words == "the policy failed; the log of its server tells why"
 
     asyncio.run(robots())
+
+
+def test_a_gateway_may_ask_all_the_time_whether_the_host_is_there():
+    arrived: queue.Queue[str] = queue.Queue()
+    gate = Gate(arrived.put)
+
+    async def asking(address: str) -> None:
+        async with network(Endpoint.parse(address)) as between:
+            channels = Channels(lambda: frozenset({between.endpoint}), keepalive_s=0.3)
+            payload = encode_request(InferenceCall("r1", "fake", seen("hold")))
+            end_s = asyncio.get_running_loop().time() + 600.0
+            call = asyncio.ensure_future(channels.infer(between.endpoint, payload, end_s))
+            await asyncio.to_thread(arrived.get)
+            pinged = asyncio.ensure_future(between.pinged(7))
+            await asyncio.wait((call, pinged), return_when=asyncio.FIRST_COMPLETED)
+            gate.open()
+            await pinged
+            answer, _ = await call
+            assert decode_response(answer).request_id == "r1"
+            await channels.close()
+
+    with serving(FakePolicyArgs(gate=gate)) as server:
+        uvloop.run(asking(server.address))

@@ -22,6 +22,7 @@ State = grpc.ChannelConnectivity
 
 MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 CONNECT_TIMEOUT_S = 2.0
+KEEPALIVE_S = 10.0
 
 
 class NotConnectedError(Exception):
@@ -44,7 +45,9 @@ class _Connection:
 class Channels:
     """Belongs to the gateway's event loop. `live` names the endpoints whose channels are kept.
 
-    `backend_key` is what model servers ask for as a bearer token, where they do.
+    `backend_key` is what model servers ask for as a bearer token, where they do. A connection with a
+    call on it at which nothing at all comes for `keepalive_s`, not even the answer to a ping, has
+    lost its server, and ends its calls with UNAVAILABLE.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Channels:
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        keepalive_s: float = KEEPALIVE_S,
         backend_key: str | None = None,
     ) -> None:
         self._live = live
@@ -61,7 +65,16 @@ class Channels:
         self._metadata: Metadata = (
             () if backend_key is None else (("authorization", f"Bearer {backend_key}"),)
         )
+        half_ms = max(1, int(keepalive_s * 500))
         self._options = (
+            # A host that lost its power or its network says no goodbye.
+            ("grpc.keepalive_time_ms", half_ms),
+            ("grpc.keepalive_timeout_ms", half_ms),
+            # Newer gRPC waits for the answer to a ping as long as this says instead, else a minute.
+            ("grpc.http2.ping_timeout_ms", half_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Idle connections are not pinged: servers that know nothing of it would close them.
+            ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             # Shares no connection, and so no waiting after a failure, with other channels.

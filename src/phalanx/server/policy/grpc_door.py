@@ -56,6 +56,9 @@ class GrpcDoor:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
+                # Gateways and robots may ask as often as they like whether this host is there.
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
             )
         )
         self._server.add_generic_rpc_handlers((self._service(),))
