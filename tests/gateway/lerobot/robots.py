@@ -38,12 +38,15 @@ def messages(data: bytes) -> list[bytes]:
 
 
 class Robot:
-    """One client on its own connection."""
+    """One client on its own connection. `authority` is what it says that it connects to."""
 
-    def __init__(self, address: str, session_id: str | None = None) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            address, options=(("grpc.use_local_subchannel_pool", 1),)
-        )
+    def __init__(
+        self, address: str, session_id: str | None = None, *, authority: str | None = None
+    ) -> None:
+        options: list[tuple[str, int | str]] = [("grpc.use_local_subchannel_pool", 1)]
+        if authority is not None:
+            options.append(("grpc.default_authority", authority))
+        self._channel = grpc.aio.insecure_channel(address, options=options)
         self._metadata = () if session_id is None else (("x-session-id", session_id),)
 
     async def __aenter__(self) -> Robot:

@@ -165,6 +165,8 @@ def test_defect_a6_6_policy_instructions_load_nothing():
             async with gateway.robot() as robot:
                 await robot.begin(pretrained_name_or_path="google/paligemma-3b-pt-224")
                 assert len(server.requests) == 1
+            async with gateway.robot() as robot:
+                await robot.ready()
                 server.behave = refusing(Code.FAILED_PRECONDITION, words)
                 error = await refused(
                     robot.instruct(pretrained_name_or_path="google/paligemma-3b-pt-224")

@@ -28,6 +28,23 @@ def test_robots_at_each_port_of_a_gateway():
     run(scenario())
 
 
+def test_defect_a6_2_the_same_name_at_another_port_is_another_robot():
+    """As with a proxy in between, which says the same name for both."""
+
+    async def scenario():
+        async with running(ProbedServer(), lerobot=True, lerobot_ports=(0, 0)) as gateway:
+            await ready(gateway, 1)
+            for port in gateway._robots.ports:
+                async with Robot(f"{HOST}:{port}", authority="Proxy:8080") as robot:
+                    await robot.begin()
+            report = await asked(gateway, "GET", "/v1/robots")
+            assert [robot["name"].partition(" at ")[2] for robot in report["robots"]] == [
+                f"proxy:8080 (port {port})" for port in gateway._robots.ports
+            ]
+
+    run(scenario())
+
+
 def test_without_the_flag_there_is_no_such_service():
     async def scenario():
         async with (

@@ -54,8 +54,8 @@ def test_a_name_is_a_robot_whatever_its_connection():
                     lerobot = seen(server)[-1].observation.parameters["lerobot"]
                     assert lerobot["policy_type"] == name
             assert sorted(view.name.rpartition(" at ")[2] for view in robots.robots()) == [
-                one,
-                other,
+                f"{one} (port {port})",
+                f"{other} (port {port})",
             ]
 
     run(scenario())

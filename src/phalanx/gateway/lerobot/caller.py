@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phalanx.gateway.grpc.service import Context
 
@@ -13,12 +13,14 @@ SESSION_ID = "x-session-id"
 @dataclass(frozen=True)
 class Caller:
     """`peer` is the connection, new after a reconnect. `address` is what the robot was told to
-    connect to: the host name that it typed where that is known, else the gateway's port.
+    connect to: the gateway's port, with the host name that it typed where that is known. `fps` is
+    the rate of that port's robots, where it has one of its own.
     """
 
     peer: str
     address: str
     session_id: str | None = None
+    fps: float | None = field(default=None, compare=False)
 
     @property
     def host(self) -> str:

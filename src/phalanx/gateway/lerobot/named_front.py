@@ -32,13 +32,16 @@ Call = Callable[[Caller], Coroutine[None, None, bytes]]
 
 @dataclass(frozen=True)
 class Listener:
-    """Where to listen, and whom to let in. Port 0 is any free one."""
+    """Where to listen, and whom to let in. Port 0 is any free one. `fps` is the rate of its robots,
+    where that is not the gateway's.
+    """
 
     host: str
     port: int
     keys: Keys = field(default_factory=Keys)
     limits: GrpcLimits = field(default_factory=GrpcLimits)
     tls: Tls | None = None
+    fps: float | None = None
 
 
 class _CallDetails(Protocol):
@@ -73,6 +76,7 @@ class NamedFront:
     def __init__(self, robots: LeRobotService, listener: Listener) -> None:
         self._robots = robots
         self._listener = listener
+        self._port = listener.port
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="lerobot")
         limit = listener.limits.max_message_bytes
@@ -110,8 +114,9 @@ class NamedFront:
                 f"cannot listen on {address} for LeRobot's clients: it is in use, or not an address "
                 "of this machine; choose another --lerobot-port"
             ) from error
+        self._port = int(port)
         self._server.start()
-        return int(port)
+        return self._port
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, let those that run end for `drain_s` seconds, then cancel them."""
@@ -135,7 +140,7 @@ class NamedFront:
         upload = self._robots.upload()
         payload: bytes | memoryview | None = None
         # The messages are waited for on this thread, so the loop has the timer.
-        ending = self._robots.end_upload(_caller(context), context.cancel)
+        ending = self._robots.end_upload(self._caller(context), context.cancel)
         timer = asyncio.run_coroutine_threadsafe(ending, self._loop)
         try:
             for message in messages:
@@ -149,7 +154,7 @@ class NamedFront:
 
     def _answer(self, context: Context, call: Call) -> bytes:
         self._check_key(context)
-        future = asyncio.run_coroutine_threadsafe(call(_caller(context)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(call(self._caller(context)), self._loop)
         if not context.add_callback(future.cancel):
             future.cancel()
         try:
@@ -158,6 +163,12 @@ class NamedFront:
             _refuse(context, error)
         except CancelledError:
             context.abort(grpc.StatusCode.CANCELLED, "the call was cancelled")
+
+    def _caller(self, context: Context) -> Caller:
+        # The port too: what was typed may be the same for two of them, as with a proxy in between.
+        address = f"{_authority(context)} (port {self._port})"
+        session_id = session_id_of(context.invocation_metadata())
+        return Caller(context.peer(), address, session_id, self._listener.fps)
 
     def _check_key(self, context: Context) -> None:
         given = dict(context.invocation_metadata()).get("authorization", "")
@@ -173,10 +184,6 @@ def _refuse(context: Context, error: PhalanxError) -> NoReturn:
     status = status_of(error)
     context.set_trailing_metadata(status.metadata)
     context.abort(status.code, status.message)
-
-
-def _caller(context: Context) -> Caller:
-    return Caller(context.peer(), _authority(context), session_id_of(context.invocation_metadata()))
 
 
 def _authority(context: Context) -> str:

@@ -86,14 +86,15 @@ class Policy:
     async def decode(self, data: bytes | memoryview) -> TimedObservation:
         return await self._workers.run(lambda: decode_observation(data), len(data))
 
-    async def chunk(self, instructions: PolicyInstructions, timed: TimedObservation) -> Chunk:
+    async def chunk(
+        self, instructions: PolicyInstructions, timed: TimedObservation, fps: float
+    ) -> Chunk:
+        """Its actions are `1 / fps` seconds apart."""
         observation = to_observation(instructions, timed)
         timestamp_ns = int(max(min(timed.timestamp_s * 1e9, 2.0**62), 0.0))
         answer = await self._infer(instructions, observation, timestamp_ns)
         values = answer.actions.values[: instructions.actions_per_chunk]
-        data = encode_actions(
-            values, timed.timestamp_s, timed.timestep, self._settings.fps, instructions.module
-        )
+        data = encode_actions(values, timed.timestamp_s, timed.timestep, fps, instructions.module)
         message = encode_data(data)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidRequestError(

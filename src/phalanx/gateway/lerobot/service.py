@@ -87,8 +87,7 @@ class LeRobotService:
 
     async def instruct(self, caller: Caller, message: bytes) -> bytes:
         """Raises what its operator is to be told, before the robot moves."""
-        session = self._sessions.find(caller)
-        with self._sessions.calling(session):
+        with self._sessions.instructing(caller) as session:
             data = decode_data(message)
             instructions = decode_policy_instructions(data)
             try:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from phalanx.clock import Clock
 from phalanx.errors import InvalidRequestError, PhalanxError
-from phalanx.gateway.lerobot.account import Account
+from phalanx.gateway.lerobot.account import Account, ControlRate
 from phalanx.gateway.lerobot.faults import Faults, Way, lasts
+from phalanx.gateway.lerobot.overlaps import WORDS, Overlaps
 from phalanx.gateway.lerobot.policy import Chunk, Policy
 from phalanx.gateway.lerobot.settings import LeRobotSettings
 from phalanx.wire.lerobot import EMPTY, PolicyInstructions, TimedObservation
@@ -23,6 +24,15 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+
+OTHER_RATE = (
+    "robot {0} takes {1:.1f} actions a second, and is given them 1/{2:g} s apart: start the gateway "
+    "with --lerobot-fps {1:.0f}, or give the robot a port of its own with --lerobot-port PORT@{1:.0f}"
+)
+SKEWED = (
+    "the robot's clock is {:.1f} s {} the gateway's; its observations are answered, and the times of "
+    "its actions are by its own clock"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +57,7 @@ class Session:
         self.name = name
         self.instructions: PolicyInstructions | None = None
         self.instructions_data = b""
+        self.fps = settings.fps
         self.account = Account(settings.fps)
         self.faults = Faults(clock)
         self._policy = policy
@@ -59,6 +70,8 @@ class Session:
         self._work: asyncio.Task[None] | None = None
         self._stopped: set[asyncio.Task[None]] = set()
         self._num_polls = 0
+        self._overlaps = Overlaps(clock)
+        self._shared = False
         self._pause_s = 0.0
         self._resume_s = 0.0
         self._notes: list[str] = []
@@ -71,9 +84,18 @@ class Session:
         self._newest = self._ready = self._handed = None
         self._pause_s = self._resume_s = 0.0
         self._notes.clear()
-        self._skew_noted = False
+        self._skew_noted = self._shared = False
+        self._overlaps.forget()
+        self.account.rate = ControlRate(self.fps)
         self.faults.clear()
         self.interrupt()
+
+    def pace(self, fps: float | None) -> None:
+        """The robot takes so many actions a second; None: as many as the gateway's others."""
+        fps = fps or self._settings.fps
+        if fps != self.fps:
+            self.fps = fps
+            self.account.rate = ControlRate(fps)
 
     def instruct(self, instructions: PolicyInstructions, data: bytes) -> None:
         """What the robot asks for from now on; `data` is how it said so."""
@@ -97,15 +119,16 @@ class Session:
             raise InvalidRequestError(
                 "the robot has sent no policy instructions; send them before observations"
             )
+        if self._shared:
+            self._tell(Way.SENDING)
+            return
         if self._newest is not None and self._newest is not self._asking:
             self.account.num_replaced += 1
         self.account.num_observations += 1
         self._newest = Arrived(data, self._clock.wall_s(), self._clock.monotonic_s())
         self._resume_s = 0.0
         self._pulse()
-        error = self.faults.take(Way.SENDING)
-        if error is not None:
-            raise error
+        self._tell(Way.SENDING)
         if self._notes:
             raise InvalidRequestError(self._notes.pop(0), field="timestamp")
 
@@ -115,7 +138,16 @@ class Session:
         Of two calls at once the later one is answered: the earlier one's connection may be gone.
         Raises what the robot's operator is to be told.
         """
-        self.interrupt()
+        with self._overlaps.asking() as are_many:
+            if are_many and not self._shared:
+                self._keep_apart()
+            return await self._poll()
+
+    async def _poll(self) -> bytes:
+        if self._shared:
+            self._tell(Way.POLLING)
+        else:
+            self.interrupt()
         poll = self._num_polls
         try:
             async with asyncio.timeout(self._settings.poll_s):
@@ -124,9 +156,7 @@ class Session:
                     self._reap()
                     if self._ready is not None:
                         return self._hand_over(self._ready)
-                    error = self.faults.take(Way.POLLING)
-                    if error is not None:
-                        raise error
+                    self._tell(Way.POLLING)
                     self._start_work()
                     await changed.wait()
         except TimeoutError:
@@ -137,6 +167,20 @@ class Session:
                 self._stop_work()
             raise
         return EMPTY
+
+    def _keep_apart(self) -> None:
+        """Two clients take this for their own; neither is to get what is for the other."""
+        self.reset()
+        self._shared = True
+        error = InvalidRequestError(WORDS)
+        self.faults.record(error)
+        logger.warning("robot %s: %s", self.name, error)
+
+    def _tell(self, way: Way) -> None:
+        """Raise what the robot's operator is to be told, if anything."""
+        error = self.faults.take(way)
+        if error is not None:
+            raise error
 
     def _hand_over(self, ready: _Ready) -> bytes:
         now_s = self._clock.monotonic_s()
@@ -179,10 +223,14 @@ class Session:
                 self.account.num_outdated += 1
                 self._done_with(arrived)
                 return
-            chunk = await self._policy.chunk(instructions, timed)
+            chunk = await self._policy.chunk(instructions, timed, self.fps)
         except PhalanxError as error:
-            self._failed(arrived, error)
+            if self._asking is arrived:
+                self._failed(arrived, error)
         else:
+            if self._asking is not arrived:
+                # It was stopped too late to end here.
+                return
             self._done_with(arrived)
             self._pause_s = 0.0
             self.faults.clear()
@@ -222,23 +270,12 @@ class Session:
     def _note_clock(self, arrived: Arrived, timed: TimedObservation) -> None:
         rate = self.account.rate.observe(timed.timestep, timed.timestamp_s)
         if rate is not None:
-            logger.warning(
-                "robot %s takes %.1f actions a second, and is given them 1/%g s apart: start the "
-                "gateway with --lerobot-fps %.0f",
-                self.name,
-                rate,
-                self._settings.fps,
-                rate,
-            )
+            logger.warning(OTHER_RATE.format(self.name, rate, self.fps))
         skew_s = timed.timestamp_s - arrived.wall_s
         if self._skew_noted or abs(skew_s) <= self._settings.max_skew_s:
             return
         self._skew_noted = True
-        words = (
-            f"the robot's clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the "
-            "gateway's; its observations are answered, and the times of its actions are by its own "
-            "clock"
-        )
+        words = SKEWED.format(abs(skew_s), "ahead of" if skew_s > 0 else "behind")
         logger.warning("robot %s: %s", self.name, words)
         self._notes.append(words)
 

@@ -2,8 +2,12 @@
 
 LeRobot's client names itself nowhere, and never sends its settings again when its connection breaks.
 So a session belongs to a connection, and a new connection that did not begin with `Ready` takes over
-the session whose connection went away: that of the same address, from the same machine if there is
-one. Where several could be meant and they differ in what they asked for, none is taken.
+what a robot asked for whose connection went away, of the same address and from the same machine; of
+what that robot sent or was to be answered, nothing. Where several could be meant and they differ in
+what they asked for, none is taken.
+
+Clients of one process may share one connection. Nothing tells their calls apart, so the second one
+is refused.
 """
 
 from __future__ import annotations
@@ -23,16 +27,43 @@ from phalanx.wire.lerobot import decode_policy_instructions
 
 AWAY_S = 0.5
 """How long a session must have had no call before another connection may take it over."""
+LIVE_S = 2.0
+"""How long a robot that runs may be without a call: its client asks for actions all the time."""
+FOLLOWED_S = 60.0
+"""After how long a session that is away is taken for that of a client which was started anew since."""
 RETURN_S = 3.0
 """How long a returning robot waits for its former connection to be known as gone."""
 
 
+SHARED = (
+    "another robot's client uses this connection already, so their calls cannot be told apart: clients "
+    "of one process share it. Give each robot a port of its own (--lerobot-port) or an x-session-id, "
+    "or its own process; to start the same robot anew, wait {:g} s"
+)
+
+
 @dataclass
 class _Entry:
+    """`instructed`: since it began. `followed`: another robot began on its machine while it was away.
+    `former`: whose it was before it was taken over.
+    """
+
     session: Session
     caller: Caller
     seen_s: float
     num_calls: int = 0
+    instructed: bool = False
+    followed: bool = False
+    former: Caller | None = None
+
+    def is_away(self, now_s: float) -> bool:
+        return not self.num_calls and now_s - self.seen_s >= AWAY_S
+
+    def check_alone(self, now_s: float) -> None:
+        """Raises `InvalidRequestError` for a beginning on the connection of a robot that runs."""
+        recent = self.instructed and now_s - self.seen_s < LIVE_S
+        if self.caller.session_id is None and (self.num_calls or recent):
+            raise InvalidRequestError(SHARED.format(LIVE_S))
 
 
 class Sessions:
@@ -80,45 +111,46 @@ class Sessions:
         self._expire()
 
     def begin(self, caller: Caller) -> Session:
-        """The session of a robot that says that it begins; of no other."""
+        """The session of a robot that says that it begins; of no other. Raises `InvalidRequestError`
+        where another robot runs on its connection.
+        """
         self._expire()
+        now_s = self._clock.monotonic_s()
         entry = self._own(caller)
         if entry is None:
-            self._retire_predecessor(caller)
-            if len(self._entries) >= self._settings.max_sessions:
-                raise InvalidRequestError(
-                    f"{len(self._entries)} robots are connected, and no more are taken"
-                )
-            session = self._make(caller.session_id or f"{caller.peer} at {caller.address}")
-            entry = _Entry(session, caller, self._clock.monotonic_s())
-            self._entries.append(entry)
+            for away in self._away(caller):
+                away.followed = True
+            entry = self._add(caller)
+        else:
+            entry.check_alone(now_s)
         entry.session.reset()
+        entry.seen_s, entry.instructed = now_s, False
+        self._place(entry, caller)
         return entry.session
 
     def find(self, caller: Caller) -> Session:
         """Raises `InvalidRequestError` where the caller has no session, in words for its operator."""
-        entry = self._own(caller)
+        entry = self._own(caller) or self._deprived(caller) or self._returning(caller)
+        if entry is None:
+            raise InvalidRequestError(
+                "the gateway does not know this robot: it was restarted, or has not heard of it for "
+                f"{self._settings.expiry_s:g} s; restart the robot's client"
+            )
+        self._place(entry, caller)
+        return entry.session
+
+    @contextmanager
+    def instructing(self, caller: Caller) -> Iterator[Session]:
+        """As `find` and `calling`, while a robot says what it asks for: once after it began."""
+        own = self._own(caller)
+        if own is not None:
+            own.check_alone(self._clock.monotonic_s())
+        session = self.find(caller)
+        with self.calling(session):
+            yield session
+        entry = self._entry_of(session)
         if entry is not None:
-            return entry.session
-        if caller.session_id is None:
-            away = self._away(caller)
-            if away and all(
-                other.session.instructions == away[0].session.instructions for other in away
-            ):
-                latest = max(away, key=lambda entry: entry.seen_s)
-                latest.caller = caller
-                latest.session.interrupt()
-                return latest.session
-            if away:
-                raise InvalidRequestError(
-                    f"{len(away)} robots of {caller.address} lost their connections, and it cannot be "
-                    "told which one this is; restart its client, and give each robot a port "
-                    "(--lerobot-port) or a host name of its own"
-                )
-        raise InvalidRequestError(
-            "the gateway does not know this robot: it was restarted, or has not heard of it for "
-            f"{self._settings.expiry_s:g} s; restart the robot's client"
-        )
+            entry.instructed = True
 
     def tell(self, caller: Caller, error: PhalanxError) -> None:
         """Have the caller's operator told with its next call, if the caller is known."""
@@ -146,11 +178,12 @@ class Sessions:
     @contextmanager
     def calling(self, session: Session) -> Iterator[None]:
         """While a call of this session runs, no other connection takes it over."""
-        entry = next((entry for entry in self._entries if entry.session is session), None)
+        entry = self._entry_of(session)
         if entry is None:
             yield
             return
         entry.num_calls += 1
+        entry.followed = False
         try:
             yield
         finally:
@@ -164,6 +197,9 @@ class Sessions:
         entries, self._entries = self._entries, []
         await asyncio.gather(*(entry.session.close() for entry in entries), *self._closing)
 
+    def _entry_of(self, session: Session) -> _Entry | None:
+        return next((entry for entry in self._entries if entry.session is session), None)
+
     def _own(self, caller: Caller) -> _Entry | None:
         for entry in self._entries:
             if caller.session_id is not None:
@@ -173,29 +209,66 @@ class Sessions:
                 return entry
         return None
 
+    def _deprived(self, caller: Caller) -> _Entry | None:
+        """A session like the one that another connection took over, though this one was not gone."""
+        for entry in self._entries:
+            if entry.former == caller and entry.session.instructions is not None:
+                entry.former = None
+                again = self._add(caller)
+                again.session.instruct(entry.session.instructions, entry.session.instructions_data)
+                return again
+        return None
+
+    def _returning(self, caller: Caller) -> _Entry | None:
+        """The session that a new connection takes over, if there is one."""
+        self._expire()
+        away = self._away(caller)
+        if not away:
+            return None
+        if any(other.session.instructions != away[0].session.instructions for other in away):
+            raise InvalidRequestError(
+                f"{len(away)} robots of {caller.address} lost their connections, and it cannot be "
+                "told which one this is; restart its client, and give each robot a port "
+                "(--lerobot-port) or a host name of its own"
+            )
+        latest = max(away, key=lambda entry: entry.seen_s)
+        latest.former, latest.followed = latest.caller, False
+        latest.session.reset()
+        return latest
+
     def _away(self, caller: Caller) -> list[_Entry]:
         """Those whose connection went away and whose robot this may be."""
+        if caller.session_id is not None:
+            return []
         now_s = self._clock.monotonic_s()
-        away = [
+        return [
             entry
             for entry in self._entries
-            if entry.num_calls == 0
-            and now_s - entry.seen_s >= AWAY_S
+            if entry.is_away(now_s)
             and entry.caller.session_id is None
-            and entry.caller.address == caller.address
+            and (entry.caller.address, entry.caller.host) == (caller.address, caller.host)
         ]
-        return [entry for entry in away if entry.caller.host == caller.host] or away
 
-    def _retire_predecessor(self, caller: Caller) -> None:
-        """A robot that begins anew is the one that went away, if one did on that machine."""
-        away = [entry for entry in self._away(caller) if entry.caller.host == caller.host]
-        if len(away) == 1 and caller.session_id is None:
-            self._remove(away[0])
+    def _place(self, entry: _Entry, caller: Caller) -> None:
+        """The entry's robot is at that connection now."""
+        entry.caller = caller
+        entry.session.pace(caller.fps)
+
+    def _add(self, caller: Caller) -> _Entry:
+        if len(self._entries) >= self._settings.max_sessions:
+            raise InvalidRequestError(
+                f"{len(self._entries)} robots are connected, and no more are taken"
+            )
+        session = self._make(caller.session_id or f"{caller.peer} at {caller.address}")
+        entry = _Entry(session, caller, self._clock.monotonic_s())
+        self._entries.append(entry)
+        return entry
 
     def _expire(self) -> None:
         now_s = self._clock.monotonic_s()
         for entry in list(self._entries):
-            if not entry.num_calls and now_s - entry.seen_s > self._settings.expiry_s:
+            longest_s = FOLLOWED_S if entry.followed else self._settings.expiry_s
+            if not entry.num_calls and now_s - entry.seen_s > longest_s:
                 self._remove(entry)
 
     def _remove(self, entry: _Entry) -> None:
