@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from phalanx.routing.snapshot import ServerState
 from tests.gateway.http.running import (
     Servers,
@@ -47,6 +49,35 @@ def test_a_request_and_its_response_pass_byte_for_byte():
             assert b"x-request-id: abc" in lines and b"via: 1.1 phalanx" in lines
             assert not any(line.startswith((b"x-mine", b"te:", b"connection")) for line in lines)
             assert front.servers.in_flight == 0
+
+    run(scenario())
+
+
+def test_a_length_that_is_said_to_be_for_one_hop_reaches_no_server():
+    """Without its length the body would be the next request of that connection."""
+    seen = []
+
+    async def script(reader, writer):
+        seen.append(await reader.read())
+
+    async def scenario():
+        async with relayed(script) as (front, _):
+            inner = b"GET /v1/other HTTP/1.1\r\nhost: m\r\n\r\n"
+            answer = await front.ask(request(body=inner, connection="content-length"))
+            assert answer.status == 400 and b"`content-length`" in answer.body
+        assert seen == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "lines", [b"connection: close, content-length", b"connection: x\r\nconnection: content-type"]
+)
+def test_a_response_whose_length_is_said_to_be_for_one_hop_is_none(lines):
+    async def scenario():
+        async with relayed(answering(OK.replace(b"x-own: 1", lines))) as (front, _):
+            answer = await front.ask(request())
+            assert answer.status == 502 and b"a `connection` that names" in answer.body
 
     run(scenario())
 

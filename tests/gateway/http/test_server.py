@@ -38,6 +38,17 @@ from tests.gateway.http.running import (
             400,
         ),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", 400),
+        (
+            b"POST / HTTP/1.1\r\nhost: a\r\nconnection: content-length\r\ncontent-length: 1\r\n\r\na",
+            400,
+        ),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close, Host\r\n\r\n", 400),
+        (
+            b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nconnection: authorization\r\n\r\n",
+            400,
+        ),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nconnection: content-type\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nconnection: keep-alive,x-phalanx-model\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\nhost: a\r\nexpect: magic\r\ncontent-length: 0\r\n\r\n", 417),
         (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", 400),

@@ -29,6 +29,7 @@ OWN = frozenset({b"x-request-id", b"expect"})
 """Written by the gateway itself."""
 SINGLE = (b"host", b"authorization", b"content-type", b"x-phalanx-model", b"transfer-encoding")
 """Said twice, they would let two readers understand two things."""
+_NEVER_NAMED = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"keep-alive, upgrade"})
 
 STATUS_LINES = {
@@ -47,6 +48,16 @@ def named_by_connection(value: bytes) -> frozenset[bytes]:
     if lowered in _PLAIN_CONNECTION:
         return frozenset()
     return frozenset(part.strip() for part in lowered.split(b",")) - {b"close"}
+
+
+def misnamed_by_connection(names: frozenset[bytes]) -> str:
+    """A field among `names` without which the next reader would understand another message; empty
+    where there is none.
+    """
+    for name in names:
+        if name in _NEVER_NAMED or name.startswith(b"x-phalanx-"):
+            return name.decode("latin-1")
+    return ""
 
 
 def field_lines(pairs: Sequence[Pair], dropped: frozenset[bytes]) -> list[bytes]:

@@ -10,7 +10,7 @@ from collections import deque
 
 import httptools
 
-from phalanx.gateway.http.fields import SINGLE, named_by_connection
+from phalanx.gateway.http.fields import SINGLE, misnamed_by_connection, named_by_connection
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest, WholeRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.refusal import Refusal
@@ -182,11 +182,9 @@ class RequestReader:
         request.path = request.target.partition(b"?")[0].decode("latin-1")
         request.start_line = b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)
         if b"connection" in fields:
-            request.also_dropped = named_by_connection(fields[b"connection"])
-            if b"upgrade" in fields:
-                request.upgrade = fields[b"upgrade"].lower() == b"websocket"
-                # What follows is no HTTP, also where the upgrade is refused.
-                request.keep_alive = request.keep_alive and not request.upgrade
+            refusal = _connection(request, fields)
+            if refusal is not None:
+                return refusal
         return self._framing(request, fields)
 
     def _is_long(self, request: IncomingRequest) -> bool:
@@ -268,6 +266,20 @@ def _long_head(limit: int) -> Refusal:
 
 def _too_many(limit: int) -> Refusal:
     return Refusal(431, "head_too_large", f"the request has more than {limit} header fields")
+
+
+def _connection(request: IncomingRequest, fields: dict[bytes, bytes]) -> Refusal | None:
+    """What the request says about this connection alone."""
+    request.also_dropped = named_by_connection(fields[b"connection"])
+    misnamed = misnamed_by_connection(request.also_dropped)
+    if misnamed:
+        message = f"the field `connection` names `{misnamed}`, which is not for one hop"
+        return Refusal(400, "malformed_request", message)
+    if b"upgrade" in fields:
+        request.upgrade = fields[b"upgrade"].lower() == b"websocket"
+        # What follows is no HTTP, also where the upgrade is refused.
+        request.keep_alive = request.keep_alive and not request.upgrade
+    return None
 
 
 def _absolute(request: IncomingRequest) -> Refusal | None:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import httptools
 
 from phalanx.gateway.http.deadline import Deadline
-from phalanx.gateway.http.fields import Pair
+from phalanx.gateway.http.fields import Pair, misnamed_by_connection, named_by_connection
 from phalanx.gateway.http.incoming_request import Bytes
 from phalanx.gateway.http.whole_message import KnownHeads
 
@@ -84,6 +84,7 @@ class Upstream(asyncio.Protocol):
         self.parts: list[Bytes] = []
         self.chunked = False
         self.content_length = _NO_LENGTH
+        self._misnamed = ""
         self._num_bytes = 0
         self._skip = 0
 
@@ -160,6 +161,8 @@ class Upstream(asyncio.Protocol):
                 self._surplus = True
         if self.status == 101:
             self._break("changed the protocol without being asked to")
+        elif self._misnamed:
+            self._break(f"sent a `connection` that names `{self._misnamed}`")
         elif self.head_done:
             if self._surplus:
                 self.reusable = False
@@ -205,6 +208,11 @@ class Upstream(asyncio.Protocol):
         self.head_done = True
         self.reusable = parser.should_keep_alive()
         fields = self.fields = dict(self.headers)
+        if b"connection" in fields:
+            # Said more than once, each has to be looked at.
+            told = b",".join(value for name, value in self.headers if name == b"connection")
+            fields[b"connection"] = told
+            self._misnamed = misnamed_by_connection(named_by_connection(told))
         self.chunked = b"transfer-encoding" in fields
         length = fields.get(b"content-length")
         if length is not None:
