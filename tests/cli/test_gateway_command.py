@@ -74,7 +74,7 @@ def test_every_flag_reaches_the_configuration(capsys, tmp_path):
     words = (
         "--gateway 0.0.0.0:50111 --threads 32 --http-host 0.0.0.0 --http-port 30000"
         " --backend a http://[::1]:1 --http-model a --robot-model b --lerobot --lerobot-fps 50"
-        " --lerobot-port 8080 --lerobot-port 8081 --api-key k --admin-key a --backend-key b"
+        " --lerobot-port 8080 --lerobot-port 8081@15 --lerobot-timeout-s 2 --api-key k --admin-key a --backend-key b"
         " --tls-cert cert.pem --tls-key key.pem --state-file pool.json --request-timeout-s 5"
         " --drain-timeout-s 1 --max-message-mib 10 --relay /x --http-health-path /alive"
         " --probe-interval-s 1 --probe-timeout-s 1 --lease-s 3 --log-level debug --log-json"
@@ -86,7 +86,7 @@ def test_every_flag_reaches_the_configuration(capsys, tmp_path):
         "gRPC on 0.0.0.0:50111",
         "HTTP on 0.0.0.0:30000",
         "a at http://[::1]:1",
-        "LeRobot at 50 actions a second, 8080, 8081",
+        "LeRobot at 50 actions a second, 8080, 8081 at 15",
         "servers kept in pool.json",
         "API and admin key",
     ]
@@ -105,7 +105,11 @@ def test_every_flag_reaches_the_configuration(capsys, tmp_path):
         ("--threads 0", "--threads 0 must be from 1"),
         ("--lerobot-port 1", "--lerobot-port needs --lerobot"),
         ("--lerobot --lerobot-port 1 --lerobot-port 1", "give each port once"),
+        ("--lerobot --lerobot-port 1@", "--lerobot-port '1@' must be PORT or PORT@FPS"),
+        ("--lerobot --lerobot-port x", "--lerobot-port 'x' must be PORT or PORT@FPS"),
+        ("--lerobot --lerobot-port 1@0", "--lerobot-port 1@FPS: FPS 0 must be from 0.001"),
         ("--lerobot-fps nan", "--lerobot-fps nan"),
+        ("--lerobot-timeout-s 0", "--lerobot-timeout-s 0"),
         ("--request-timeout-s 0", "--request-timeout-s 0"),
         ("--tls-cert x.pem", "--tls-cert needs --tls-key"),
         ("--tls-cert no.pem --tls-key no.pem", "--tls-cert no.pem is not a file"),

@@ -181,10 +181,18 @@ def gateway(
         float,
         typer.Option(help="Actions a second of their robots.", rich_help_panel=_LEROBOT),
     ] = 30.0,
-    lerobot_port: Annotated[
-        list[int] | None,
+    lerobot_timeout_s: Annotated[
+        float,
         typer.Option(
-            help="A further port for one of their robots; may be repeated.",
+            help="How long a robot's observation may take before a newer one is sent instead.",
+            rich_help_panel=_LEROBOT,
+        ),
+    ] = 30.0,
+    lerobot_port: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PORT[@FPS]",
+            help="A further port for one of their robots, with its own rate; may be repeated.",
             rich_help_panel=_LEROBOT,
         ),
     ] = None,
@@ -207,7 +215,13 @@ def gateway(
     /v1/backends), or register themselves. The page at / shows them. Ctrl-C takes no more requests,
     lets the running ones end, and closes.
     """
-    from phalanx.gateway.config import DEFAULT_RELAYED, MIB, Backend, GatewayConfig
+    from phalanx.gateway.config import (
+        DEFAULT_RELAYED,
+        MIB,
+        Backend,
+        GatewayConfig,
+        LeRobotPort,
+    )
     from phalanx.routing.pool_policy import PoolPolicy
 
     policy = PoolPolicy(
@@ -227,7 +241,8 @@ def gateway(
         robot_model=robot_model,
         lerobot=lerobot,
         lerobot_fps=lerobot_fps,
-        lerobot_ports=tuple(lerobot_port or ()),
+        lerobot_timeout_s=lerobot_timeout_s,
+        lerobot_ports=tuple(LeRobotPort.parse(each) for each in lerobot_port or ()),
         api_key=api_key,
         admin_key=admin_key,
         backend_key=backend_key,

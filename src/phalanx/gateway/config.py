@@ -16,6 +16,7 @@ DEFAULT_GRPC = "127.0.0.1:50111"
 DEFAULT_HTTP_PORT = 30000
 DEFAULT_RELAYED = ("/v1/", "/generate")
 MIB = 1024 * 1024
+MIN_FPS, MAX_FPS = 0.001, 10_000
 LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -35,18 +36,42 @@ class Backend:
             raise ConfigurationError(f"--backend {model_name} {endpoint}: {error}") from None
 
 
+@dataclass(frozen=True)
+class LeRobotPort:
+    """A further port for LeRobot's clients, 0 being any free one. Its robots take `fps` actions a
+    second, where that is not the gateway's `lerobot_fps`.
+    """
+
+    port: int
+    fps: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> LeRobotPort:
+        """`PORT` or `PORT@FPS`."""
+        port, separator, fps = text.partition("@")
+        try:
+            return cls(int(port), float(fps) if separator else None)
+        except ValueError:
+            raise ConfigurationError(
+                f"--lerobot-port {text!r} must be PORT or PORT@FPS, for example 50121@15"
+            ) from None
+
+    def __str__(self) -> str:
+        return str(self.port) if self.fps is None else f"{self.port} at {self.fps:g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Where a gateway listens (port 0: any free one), whom it lets in, and what it sends where.
 
     `http_model` and `robot_model` are for HTTP requests and robots' streams that name no model.
     `lerobot` serves LeRobot's asynchronous clients on the gRPC port and on `lerobot_ports`, with
-    actions `1 / lerobot_fps` seconds apart. `api_key` opens inference, `admin_key` administration
-    too; without an admin key the API key opens both. `backend_key` is sent to gRPC servers that ask
-    for one. HTTP requests whose path begins as one of `relay_prefixes` go to HTTP servers.
-    `state_file` keeps the servers over a restart; `follow` is the HTTP address of another gateway
-    whose servers this one has. A gRPC server that is not heard of for `keepalive_s` while it has a
-    request has lost it. `threads` decode observations.
+    actions `1 / lerobot_fps` seconds apart, and no longer than `lerobot_timeout_s` for an inference.
+    `api_key` opens inference, `admin_key` administration too; without an admin key the API key opens
+    both. `backend_key` is sent to gRPC servers that ask for one. HTTP requests whose path begins as
+    one of `relay_prefixes` go to HTTP servers. `state_file` keeps the servers over a restart;
+    `follow` is the HTTP address of another gateway whose servers this one has. A gRPC server that is
+    not heard of for `keepalive_s` while it has a request has lost it. `threads` decode observations.
     """
 
     grpc_address: str = DEFAULT_GRPC
@@ -58,7 +83,8 @@ class GatewayConfig:
     robot_model: str | None = None
     lerobot: bool = False
     lerobot_fps: float = 30.0
-    lerobot_ports: tuple[int, ...] = ()
+    lerobot_timeout_s: float = 30.0
+    lerobot_ports: tuple[LeRobotPort, ...] = ()
     api_key: str | None = None
     admin_key: str | None = None
     backend_key: str | None = None
@@ -80,15 +106,8 @@ class GatewayConfig:
         if not self.http_host:
             raise ConfigurationError("--http-host is empty; give an address such as 127.0.0.1")
         _check_port("--http-port", self.http_port)
-        for port in self.lerobot_ports:
-            _check_port("--lerobot-port", port)
-        given = [port for port in self.lerobot_ports if port]
-        if len(set(given)) < len(given):
-            raise ConfigurationError(f"--lerobot-port {given}: give each port once")
-        if self.lerobot_ports and not self.lerobot:
-            raise ConfigurationError("--lerobot-port needs --lerobot")
+        self._check_lerobot()
         _check_range("--threads", self.threads, 1, 1024)
-        _check_range("--lerobot-fps", self.lerobot_fps, 0.001, 10_000)
         _check_range("--request-timeout-s", self.request_timeout_s, 0.001, 86_400)
         _check_range("--drain-timeout-s", self.drain_timeout_s, 0.0, 86_400)
         _check_range("--keepalive-s", self.keepalive_s, 0.1, 86_400)
@@ -134,6 +153,19 @@ class GatewayConfig:
         keys = [name for name, key in (("API", self.api_key), ("admin", self.admin_key)) if key]
         lines.append(f"{' and '.join(keys)} key" if keys else "no key: open to whoever reaches it")
         return "\n".join(lines)
+
+    def _check_lerobot(self) -> None:
+        _check_range("--lerobot-fps", self.lerobot_fps, MIN_FPS, MAX_FPS)
+        _check_range("--lerobot-timeout-s", self.lerobot_timeout_s, 0.001, 86_400)
+        for each in self.lerobot_ports:
+            _check_port("--lerobot-port", each.port)
+            if each.fps is not None:
+                _check_range(f"--lerobot-port {each.port}@FPS: FPS", each.fps, MIN_FPS, MAX_FPS)
+        given = [each.port for each in self.lerobot_ports if each.port]
+        if len(set(given)) < len(given):
+            raise ConfigurationError(f"--lerobot-port {given}: give each port once")
+        if self.lerobot_ports and not self.lerobot:
+            raise ConfigurationError("--lerobot-port needs --lerobot")
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -200,7 +200,7 @@ class Gateway:
         config = self.config
         settings = LeRobotSettings(
             fps=config.lerobot_fps,
-            infer_timeout_s=config.request_timeout_s,
+            infer_timeout_s=min(config.lerobot_timeout_s, config.request_timeout_s),
             max_upload_bytes=config.max_message_bytes,
         )
         path = config.state_file
@@ -208,7 +208,9 @@ class Gateway:
         robots = LeRobotService(self.caller, self._workers, clock, settings, file)
         host, _ = config.grpc_listener
         keys, limits, tls = self._keys, self._grpc_limits, _grpc_tls(config)
-        listeners = [Listener(host, port, keys, limits, tls) for port in config.lerobot_ports]
+        listeners = [
+            Listener(host, each.port, keys, limits, tls, each.fps) for each in config.lerobot_ports
+        ]
         return LeRobotDoor(robots, listeners)
 
     @property

@@ -219,6 +219,26 @@ def test_a_robot_that_has_run_out_of_actions_is_always_answered(waiting):
     run(scenario())
 
 
+def test_an_inference_that_takes_too_long_is_told_and_the_newest_observation_goes_on():
+    async def scenario():
+        server = FakePolicyServer()
+        settings = LeRobotSettings(poll_s=30.0, setup_wait_s=0.0, infer_timeout_s=0.05)
+        async with port(server, settings=settings) as gateway, gateway.robot() as robot:
+            await robot.begin()
+            server.behave = server.hold
+            await robot.send(timestep=3)
+            error = await refused(robot.get())
+            await server.cancelled.wait()
+            assert error.code() is Code.ABORTED
+            assert "no actions came within 0.05 s" in error.details()
+            server.release.set()
+            error = await refused(robot.send(timestep=7))
+            assert "--lerobot-timeout-s" in error.details()
+            assert (await robot.acted())[0].timestep == 7
+
+    run(scenario())
+
+
 def test_a_robot_that_hangs_up_cancels_its_request_and_is_answered_when_it_asks_again():
     async def scenario():
         server = FakePolicyServer()

@@ -28,6 +28,8 @@ from phalanx.wire.lerobot import (
 from phalanx.wire.robot_inference import InferenceAnswer, InferenceCall
 
 SETUP_PAUSE_S = 0.2
+EARLY_S = 0.01
+"""By how much a deadline may be early by the event loop's clock."""
 
 
 class Answers(Protocol):
@@ -110,9 +112,25 @@ class Policy:
         call = InferenceCall(
             self._ids.of(None).decode(), instructions.model, observation, timestamp_ns
         )
-        answer = await self._answers.answer(call, self._settings.infer_timeout_s)
+        answer = await self._answered(call)
         values = answer.actions.values
         if not len(values) or not np.isfinite(values).all():
             what = "actions that are not finite" if len(values) else "no actions"
             raise UpstreamError(grpc.StatusCode.INTERNAL, f"the server answered {what}")
         return answer
+
+    async def _answered(self, call: InferenceCall) -> InferenceAnswer:
+        """A server that takes longer than a robot can wait is told of in words."""
+        loop, longest_s = asyncio.get_running_loop(), self._settings.infer_timeout_s
+        start_s = loop.time()
+        try:
+            return await self._answers.answer(call, longest_s)
+        except UpstreamError as error:
+            in_time = loop.time() - start_s < longest_s - EARLY_S
+            if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED or in_time:
+                raise
+            raise UpstreamError(
+                error.code,
+                f"no actions came within {longest_s:g} s; the robot's newest observation is sent "
+                "instead (--lerobot-timeout-s)",
+            ) from error
