@@ -179,7 +179,7 @@ class CachingLayer(nn.Module):
         self.kv = Linear(shape.width, 2 * shape.kv_rows, dtype=dtype)
         self._heads = HeadLayout(0, shape.num_kv_heads, shape.head_dim)
 
-    def forward(self, x: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
+    def remember(self, x: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
         attention.write(self.kv.forward(self.input_norm.forward(x)), self._heads, rotary)
 
 

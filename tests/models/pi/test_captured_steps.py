@@ -29,7 +29,7 @@ class CountedExpert(PI05Expert):
     """With a value head; counts how often it is called, which a replayed step does not do."""
 
     def __init__(self, geometry, dtype, operators) -> None:
-        super().__init__(geometry, dtype, operators, has_value=True)
+        super().__init__(geometry, dtype, operators, value_from="suffix")
         self.num_calls = 0
 
     def velocity(self, hidden):

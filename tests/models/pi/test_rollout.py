@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx import Engine, EngineArgs, InvalidRequestError
+from phalanx.errors import ConfigurationError
 from phalanx.models.pi05.main_pi05 import (
     PI05Args,
     PI05Config,
@@ -180,3 +181,38 @@ def test_a_rollout_that_cannot_be_computed_is_refused_by_field(engine, fields, m
 def test_step_takes_no_rollout(engine, fields):
     with pytest.raises(TypeError, match="takes PI05Request, not PI05RolloutRequest"):
         engine.step(rollout(fields, 0.1))
+
+
+def test_the_prefix_is_valued_once_where_the_critic_is_on_it(engine, fields):
+    config = PI05Config(vision_num_heads=3, add_value_head=True, value_from="prefix")
+    with Engine(
+        EngineArgs("pi05", PI05Args(CHECKPOINT, config=config, max_batch_size=2))
+    ) as critic:
+        asked = rollout(fields, 0.1, step_noise=noise(), compute_values=True)
+        assert torch.equal(critic.rollout_step(asked).raw_values, torch.zeros(2, 1))
+        critic.begin_weight_update()
+        critic.update_weights({"value_head.out_proj.weight": torch.full((1, 32), 0.5)})
+        critic.finish_weight_update()
+        out = critic.rollout_step(asked)
+        values = out.raw_values
+        assert values.shape == (2, 1)
+        assert values[0] != values[1]
+        # One observation is worth the same alone, and whatever noise its actions begin with.
+        rows = {name: value[:1] for name, value in fields.items() if name != "noise"}
+        alone = PI05RolloutRequest(**rows, sigmas=torch.full((1, STEPS), 0.1), compute_values=True)
+        assert torch.allclose(critic.rollout_step(alone).raw_values, values[:1], atol=5e-6)
+        # Its last layer is whole, and the actions are those of a policy where it is not.
+        plain = engine.rollout_step(rollout(fields, 0.1, step_noise=noise()))
+        assert torch.allclose(out.chains, plain.chains, atol=5e-6)
+        assert critic.rollout_step(rollout(fields, 0.1)).raw_values is None
+        # Nothing of the last layer's feed-forward reaches an action; it reaches the value.
+        name = "model.paligemma_with_expert.paligemma.model.language_model.norm.weight"
+        critic.begin_weight_update()
+        critic.update_weights({name: 2 * load_file(CHECKPOINT / "model.safetensors")[name]})
+        critic.finish_weight_update()
+        assert not torch.allclose(critic.rollout_step(asked).raw_values, values, atol=1e-4)
+
+
+def test_a_critic_values_the_prefix_or_the_suffix():
+    with pytest.raises(ConfigurationError, match="value_from='both'; allowed: prefix, suffix"):
+        PI05Config(value_from="both")

@@ -16,7 +16,12 @@ MAX_CONDITIONS = 256
 
 
 class ActionExpert(nn.Module, ABC):
-    """What is computed of a time depends on no request, and is kept for those that come there too."""
+    """What is computed of a time depends on no request, and is kept for those that come there too.
+
+    `values_prefix`: whether it has a head that values what the language model knows.
+    """
+
+    values_prefix: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +45,7 @@ class ActionExpert(nn.Module, ABC):
 
     @property
     def has_value(self) -> bool:
-        """Whether it has a head that values what it sees."""
+        """Whether it has a head that values its own hidden values, at each step."""
         return False
 
     @property
@@ -72,7 +77,9 @@ class ActionExpert(nn.Module, ABC):
         ...
 
     def value(self, hidden: Tensor) -> Tensor:
-        """How much return is expected, float32 [R, 1], of an expert that has a head for it."""
+        """How much return is expected, float32 [R, 1], of what is known of some tokens, float32
+        [R, tokens, width], by an expert that has a head for it.
+        """
         raise AssertionError("this expert has no value head")
 
     def remember_state(self, state: Tensor, attention: PagedAttention, rotary: Rotary) -> None:

@@ -86,10 +86,13 @@ class ExpertNode(PolicyNode):
             return SubmoduleStep(segments, {"kv": KVStep(segments), "attention": AttentionStep()})
         turns = [one for one in inputs if isinstance(one, DenoiseTurn)]
         pairs = list(zip(rows, turns, strict=True))
+        values_steps = self.model.expert.has_value
         takers = {
             "actions": [row for row, turn in pairs if turn.ends],
             "velocity": [row for row, turn in pairs if turn.traced],
-            "value": [row for row, turn in pairs if turn.draw is not None and turn.draw.valued],
+            "value": [
+                row for row, turn in pairs if values_steps and turn.draw and turn.draw.valued
+            ],
         }
         receivers = {
             name: tuple(row.request_id for row in taking) for name, taking in takers.items()
@@ -235,7 +238,7 @@ class ExpertNode(PolicyNode):
         x = x.index_copy(0, torch.tensor(at, device=x.device), drawn)
         rids = tuple(step.request_ids[one] for one in at)
         columns = {"drawn": Column(rids, drawn), "log_probs": Column(rids, log_probs)}
-        if drawing.valued:
+        if drawing.valued and self.model.expert.has_value:
             wanting = tuple(step.request_ids[one] for one in drawing.valued)
             value = self.model.expert.value(hidden[list(drawing.valued)])
             columns["value"] = Column(wanting, value)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.device.operators.base import Operators
-from phalanx.layers.gemma import CachingLayer, GemmaLayer, GemmaRotary, Rotary
+from phalanx.layers.gemma import CachingLayer, GemmaLayer, GemmaNorm, GemmaRotary, Rotary
 from phalanx.layers.linear import Linear
 from phalanx.layers.siglip import SiglipTower
 from phalanx.models.pi.expert import ActionExpert
@@ -30,9 +30,16 @@ class Eye(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Reads the prefix. Only its keys and values are of use."""
+    """Reads the prefix. Only its keys and values are of use, unless it is `whole`."""
 
-    def __init__(self, geometry: PiGeometry, dtype: torch.dtype, operators: Operators) -> None:
+    def __init__(
+        self,
+        geometry: PiGeometry,
+        dtype: torch.dtype,
+        operators: Operators,
+        *,
+        whole: bool = False,
+    ) -> None:
         super().__init__()
         shape = geometry.text
         table = torch.empty(geometry.vocab_size, shape.width, dtype=dtype)
@@ -40,7 +47,9 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(
             GemmaLayer(shape, dtype, operators) for _ in range(shape.num_layers - 1)
         )
-        self.last = CachingLayer(shape, dtype, operators)
+        last = GemmaLayer if whole else CachingLayer
+        self.last = last(shape, dtype, operators)
+        self.norm = GemmaNorm(shape.width, shape.eps, operators) if whole else None
         # In bfloat16 the factor is rounded too, as it is where it is multiplied inside the model.
         self._scale = float(torch.tensor(shape.width**0.5, dtype=torch.float32).to(dtype))
 
@@ -52,11 +61,18 @@ class LanguageModel(nn.Module):
         """Tokens [T, width] of a text."""
         return self.embedding.index_select(0, token_ids) * self._scale
 
-    def forward(self, x: Tensor, attention: PagedAttention, rotary: Rotary) -> None:
-        """Leave what is known of tokens `x` [T, width] in the cache."""
+    def forward(
+        self, x: Tensor, attention: PagedAttention, rotary: Rotary, *, whole: bool = False
+    ) -> Tensor | None:
+        """Leave what is known of tokens `x` [T, width] in the cache; where `whole`, give it too."""
         for layer in self.layers:
             x = layer.forward(x, attention, rotary)
-        self.last.forward(x, attention, rotary)
+        if not whole:
+            self.last.remember(x, attention, rotary)
+            return None
+        assert isinstance(self.last, GemmaLayer)
+        assert self.norm is not None
+        return self.norm.forward(self.last.forward(x, attention, rotary)).float()
 
 
 class PiModel(nn.Module):
@@ -73,7 +89,7 @@ class PiModel(nn.Module):
         super().__init__()
         self.geometry = geometry
         self.eye = Eye(geometry, vision_dtype)
-        self.language = LanguageModel(geometry, dtype, operators)
+        self.language = LanguageModel(geometry, dtype, operators, whole=expert.values_prefix)
         self.expert = expert
         # A state and a chunk stand behind the longest prefix.
         self.max_tokens = geometry.max_prefix + 1 + geometry.chunk_size

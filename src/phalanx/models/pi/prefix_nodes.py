@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,8 @@ class _Prefix:
     token_ids: Tensor
     num_text: list[int]
     positions: Tensor
+    valued: Mapping[str, slice]
+    """The tokens of rows whose prefix is to be valued."""
 
 
 class PrefixNode(PolicyNode):
@@ -101,12 +104,19 @@ class PrefixNode(PolicyNode):
 
     def preprocess(self, engine: EngineInputs, inputs: Sequence[PolicyRow]) -> _Prefix:
         positions = np.concatenate([np.arange(row.span) for row in engine.rows])
+        ends = accumulate(row.span for row in engine.rows)
+        valued = {
+            row.request_id: slice(end - row.span, end)
+            for row, state, end in zip(engine.rows, inputs, ends, strict=True)
+            if self.model.expert.values_prefix and state.wants_values
+        }
         token_ids = torch.cat([row.inputs.token_ids for row in inputs])
         return _Prefix(
             tuple(row.features for row in inputs),
             token_ids,
             [len(row.inputs.token_ids) for row in inputs],
             self._backend.upload(positions),
+            valued,
         )
 
     def forward(self, prepared: _Prefix) -> NodeOutputs:
@@ -115,8 +125,13 @@ class PrefixNode(PolicyNode):
         parts: list[Tensor] = []
         for features, own in zip(prepared.features, text, strict=True):
             parts += [own] if features is None else [features.to(language.dtype), own]
-        language.forward(torch.cat(parts), self._attention, self.model.rotary(prepared.positions))
-        return NodeOutputs()
+        x, rotary = torch.cat(parts), self.model.rotary(prepared.positions)
+        hidden = language.forward(x, self._attention, rotary, whole=bool(prepared.valued))
+        if hidden is None:
+            return NodeOutputs()
+        value = self.model.expert.value
+        values = {rid: value(hidden[None, own])[0] for rid, own in prepared.valued.items()}
+        return NodeOutputs(ragged={rid: {"value": one} for rid, one in values.items()})
 
 
 def state_of(row: StepRow) -> PolicyRow:

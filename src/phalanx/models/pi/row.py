@@ -174,6 +174,10 @@ class PolicyRow:
             draw=self._draw(step),
         )
 
+    @property
+    def wants_values(self) -> bool:
+        return self.inputs.rollout is not None and self.inputs.rollout.with_values
+
     def _draw(self, step: int) -> Draw | None:
         rollout = self.inputs.rollout
         if rollout is None:

@@ -29,6 +29,11 @@ def prefix_targets(model: PiModel, *, tied: bool) -> Named:
         assert isinstance(layer, GemmaLayer)
         yield from layer_targets(f"{TEXT}.layers.{index}", layer, shape.q_rows, shape.kv_rows)
     last = f"{TEXT}.layers.{shape.num_layers - 1}"
+    if isinstance(language.last, GemmaLayer):
+        assert language.norm is not None
+        yield from layer_targets(last, language.last, shape.q_rows, shape.kv_rows)
+        yield from vector(f"{TEXT}.norm", language.norm)
+        return
     yield from vector(f"{last}.input_layernorm", language.last.input_norm)
     names = {f"{last}.self_attn.{part}": shape.kv_rows for part in ("k_proj", "v_proj")}
     yield from stacked(names, language.last.kv)
@@ -58,11 +63,14 @@ def _vision_targets(model: PiModel) -> Named:
 
 def unused_names(model: PiModel, *, tied: bool) -> frozenset[str]:
     """Tensors of a checkpoint that no action depends on."""
+    unused = {EXPERT_HEAD} if tied else {EXPERT_HEAD, LM_HEAD}
+    if model.expert.values_prefix:
+        return frozenset(unused)
     last = f"{TEXT}.layers.{model.geometry.num_layers - 1}"
     parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj")
-    unused = {f"{last}.{part}.weight" for part in (*parts, "mlp.down_proj")}
-    unused |= {f"{last}.post_attention_layernorm.weight", f"{TEXT}.norm.weight", EXPERT_HEAD}
-    return frozenset(unused if tied else {*unused, LM_HEAD})
+    unused |= {f"{last}.{part}.weight" for part in (*parts, "mlp.down_proj")}
+    unused |= {f"{last}.post_attention_layernorm.weight", f"{TEXT}.norm.weight"}
+    return frozenset(unused)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from phalanx.models.pi.request import check_pi_request
 from phalanx.models.pi.rollout import check_rollout_request
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi05.args import PI05Args
-from phalanx.models.pi05.config import PI05_BASE
+from phalanx.models.pi05.config import PI05_BASE, PI05Config
 from phalanx.models.pi05.expert import PI05Expert
 from phalanx.models.pi05.request import PI05Request, PI05RolloutRequest
 from phalanx.plugin import PolicyAdapter
@@ -50,8 +50,9 @@ class PI05Entry(PiEntry):
         return PI05Serving(PiServing(PI05, options_of(args), shapes, settings))
 
     def load(self, args: PI05Args) -> PolicyService:
-        has_value = args.config is not None and args.config.add_value_head
-        kind = replace(PI05, make_expert=partial(PI05Expert, has_value=has_value))
+        config = args.config or PI05Config()
+        value_from = config.value_from if config.add_value_head else None
+        kind = replace(PI05, make_expert=partial(PI05Expert, value_from=value_from))
         policy = load_policy(kind, options_of(args))
         captured = args.capture_rollout
         return build_service(policy, args.max_batch_size, captures_rollouts=captured)

@@ -27,7 +27,7 @@ class PI05Expert(ActionExpert):
         dtype: torch.dtype,
         operators: Operators,
         *,
-        has_value: bool = False,
+        value_from: str | None = None,
     ) -> None:
         super().__init__()
         shape = geometry.expert
@@ -40,7 +40,9 @@ class PI05Expert(ActionExpert):
             AdaptiveGemmaLayer(shape, dtype, operators) for _ in range(shape.num_layers)
         )
         self.norm = AdaptiveNorm(width, shape.eps, operators)
-        self.value_head = ValueHead(width) if has_value else None
+        self.values_prefix = value_from == "prefix"
+        valued = geometry.text_width if self.values_prefix else width
+        self.value_head = None if value_from is None else ValueHead(valued)
         self._geometry = geometry
         self._dtype = dtype
 
@@ -60,7 +62,7 @@ class PI05Expert(ActionExpert):
 
     @property
     def has_value(self) -> bool:
-        return self.value_head is not None
+        return self.value_head is not None and not self.values_prefix
 
     @property
     def trained_later(self) -> frozenset[str]:
