@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -138,3 +139,39 @@ def test_an_upgrade_that_the_backend_refuses_is_an_answer():
     )
     assert refused.status == 200 and refused.body == b"ok"
     assert fallback.status == 200 and fallback.body == b"ok"
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_a_client_sends_before_the_switch_is_held_in_part(accepted):
+    sent = b"x" * (2 << 20)
+    answer, echoed = asyncio.Event(), asyncio.Event()
+
+    async def script(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        await answer.wait()
+        if not accepted:
+            writer.write(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n")
+            return
+        writer.write(b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        assert await reader.readexactly(len(sent)) == sent
+        echoed.set()
+
+    async def scenario():
+        async with relayed(script) as (front, _):
+            client = await front.connect()
+            client.write(b"GET /v1/x HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\n")
+            client.write(b"upgrade: websocket\r\n\r\n")
+            client.write(sent)
+            [connection] = front.server._connections
+            reader = connection._reader
+            while connection.transport.is_reading() and len(reader.tail) < len(sent):
+                await asyncio.sleep(0)  # noqa: ASYNC110
+            assert 0 < len(reader.tail) < len(sent)
+            answer.set()
+            got = await client.answer(without_body=True)
+            assert got.status == (101 if accepted else 404)
+            if accepted:
+                await echoed.wait()
+            client.close()
+
+    run(scenario())

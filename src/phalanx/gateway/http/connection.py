@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
             if (refusal := reader.waiting[0].refusal) is not None:
                 self._break_off(refusal)
         waiting = reader.waiting
-        if len(waiting) == 1 and waiting[0].complete:
+        if len(waiting) == 1 and waiting[0].complete and not reader.switching:
             return  # it is the backend's turn, or a handler's
         self._balance()
         self._watch()
@@ -146,7 +146,8 @@ class ClientConnection(asyncio.Protocol):
         self._deadline.close()
         self._switched = True
         reader = self._reader
-        tail, reader.tail = reader.tail, b""
+        tail = bytes(reader.tail)
+        reader.tail.clear()
         return tail
 
     def ended(self) -> None:
@@ -232,6 +233,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
             return
         self._lingers = True
+        self._reader.tail.clear()
+        self._balance()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline.set(self._front.limits.linger_s)
@@ -241,6 +244,7 @@ class ClientConnection(asyncio.Protocol):
         waiting = self._reader.waiting
         crowded = len(waiting) > 1 and waiting[-1].num_bytes > HELD_BYTES
         held = self._upload_held or crowded or len(waiting) > self._front.limits.max_pipelined
+        held = held or len(self._reader.tail) > HELD_BYTES
         if held is not self._reading_held and not self.transport.is_closing():
             self._reading_held = held
             if held:

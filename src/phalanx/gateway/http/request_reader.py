@@ -24,7 +24,7 @@ class RequestReader:
     """`waiting` holds the requests in their order; whoever answers one removes it.
 
     After a refusal nothing further is read (`stopped`). After a request to become a WebSocket
-    (`switching`) what follows is no HTTP, and is kept in `tail`.
+    (`switching`) what follows is no HTTP, and is kept in `tail`, which whoever feeds it bounds.
     """
 
     def __init__(self, limits: HttpLimits, heads: KnownHeads) -> None:
@@ -33,7 +33,7 @@ class RequestReader:
         # What could be above a limit is measured while it is parsed.
         self._max_glance = min(limits.max_head_bytes, limits.max_body_bytes)
         self.waiting: deque[IncomingRequest] = deque()
-        self.tail = b""
+        self.tail = bytearray()
         self.stopped = False
         self.switching = False
         self._current = IncomingRequest()
@@ -73,6 +73,9 @@ class RequestReader:
             self._go_on(data)
             return
         self._parse(data[:end])
+        if self.switching:
+            self.tail += data[end:]
+            return
         rest: Bytes = memoryview(data)[end:]
         if self._rest_is_large():
             rest = self._pass_by(rest)
@@ -106,7 +109,7 @@ class RequestReader:
         """Bytes after a request that asked for another protocol: it is WebSocket, or not obeyed."""
         if self._current.upgrade:
             self.switching = True
-            self.tail = tail
+            self.tail += tail
         elif not self.stopped:
             self._parser = httptools.HttpRequestParser(self)
             if self._begun:

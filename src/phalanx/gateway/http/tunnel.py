@@ -55,9 +55,9 @@ class Tunnel:
         client, backend = self._client, self._backend
         client.set_protocol(_End(client, backend, self))
         backend.set_protocol(_End(backend, client, self))
+        client.resume_reading()  # before the backend may say that it has enough
         if early:
             backend.write(early)
-        client.resume_reading()
 
     def ended(self) -> None:
         if self._ended:
