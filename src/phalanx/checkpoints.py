@@ -37,10 +37,11 @@ def check_checkpoint(model: str | Path) -> None:
             f" or one of the names {', '.join(known)}"
         )
     nearest = difflib.get_close_matches(str(model), known, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
     raise ConfigurationError(
         f"model {str(model)!r} is neither a directory nor a known name;"
         f" known names: {', '.join(known) or 'none'}{hint}"
+        f" A directory beside the configuration file is ./{model} there"
     )
 
 

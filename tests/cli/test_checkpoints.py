@@ -66,6 +66,7 @@ def test_the_current_directory_has_its_name(tiny, tmp_path, model):
     ("model", "message"),
     [
         ("tiny-modle", "did you mean 'tiny-model'?"),
+        ("pi05", "A directory beside the configuration file is ./pi05 there"),
         ("./tiny-model", "model directory './tiny-model' does not exist"),
         ("installed/tiny_source.py", "is a file; give the directory that holds it"),
     ],
