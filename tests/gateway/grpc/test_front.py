@@ -152,8 +152,39 @@ def test_more_calls_at_once_than_allowed_are_refused():
                 await server.arrived(2)
                 error = await failure(await infer(client, request("r-2")))
                 assert error.code() is Code.RESOURCE_EXHAUSTED
+                assert await health(client, "pi05"), "control has places of its own"
+                answer = await register(client, "10.0.0.1:1")
+                assert wire.decode_registration_answer(answer).accepted
                 server.release.set()
                 await asyncio.gather(*calls)
+
+    run(scenario())
+
+
+def test_who_has_no_key_is_refused_before_a_message_and_takes_no_place():
+    async def scenario():
+        keys, limits = Keys("robot"), GrpcLimits(max_calls=1)
+        async with fleet(FakePolicyServer(), keys=keys, limits=limits) as gateway:
+            async with gateway.client() as client:
+                for path in (wire.INFER, wire.CHECK_HEALTH, wire.REGISTER, wire.COMMUNICATE):
+                    for _ in range(2):
+                        call = client.stream_stream(path)()
+                        await call.wait_for_connection()
+                        assert await call.code() is Code.UNAUTHENTICATED
+                metadata = (("authorization", "Bearer robot"),)
+                await client.unary_unary(wire.INFER)(request(), metadata=metadata)
+
+    run(scenario())
+
+
+def test_a_call_without_a_message_is_refused_in_words():
+    async def scenario():
+        async with fleet(FakePolicyServer()) as gateway, gateway.client() as client:
+            call = client.stream_unary(wire.INFER)()
+            await call.done_writing()
+            error = await failure(call)
+            assert error.code() is Code.INVALID_ARGUMENT
+            assert error.details() == "the call has no message"
 
     run(scenario())
 

@@ -164,8 +164,8 @@ def test_what_a_client_sends_before_the_switch_is_held_in_part(accepted):
             client.write(sent)
             [connection] = front.server._connections
             reader = connection._reader
-            while connection.transport.is_reading() and len(reader.tail) < len(sent):
-                await asyncio.sleep(0)  # noqa: ASYNC110
+            while connection.transport.is_reading() and len(reader.tail) < len(sent):  # noqa: ASYNC110
+                await asyncio.sleep(0)
             assert 0 < len(reader.tail) < len(sent)
             answer.set()
             got = await client.answer(without_body=True)

@@ -14,6 +14,16 @@ from phalanx.gateway.grpc.service import Door, Service
 from phalanx.gateway.http.keys import Keys
 
 MAX_CALLS = 1024
+_KEEPALIVE = (
+    # Callers that are gone without a word do not keep their places.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # And may ask as often as they like whether the gateway is there.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,9 @@ class Tls:
 
 @dataclass(frozen=True)
 class GrpcLimits:
-    """A larger message is refused, as is a call beyond `max_calls` that run at once."""
+    """A larger message is refused, as is a call beyond `max_calls` that run at once; registration
+    and health have as many places of their own.
+    """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_calls: int = MAX_CALLS
@@ -50,14 +62,19 @@ class GrpcFront:
         limits = limits or GrpcLimits()
         self._host, self._asked_port = host, port
         self._tls = tls
-        self._door = Door(keys or Keys(), clock or SystemClock(), access_log=access_log)
+        self._door = Door(
+            keys or Keys(),
+            clock or SystemClock(),
+            max_calls=limits.max_calls,
+            access_log=access_log,
+        )
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
                 ("grpc.max_send_message_length", limits.max_message_bytes),
-            ),
-            maximum_concurrent_rpcs=limits.max_calls,
+                *_KEEPALIVE,
+            )
         )
 
     def add(self, service: Service) -> None:

@@ -24,7 +24,9 @@ class ModelInference:
 
     def service(self) -> Service:
         return Service(
-            MODEL_INFERENCE, unary={"Infer": self._infer, "CheckHealth": self._check_health}
+            MODEL_INFERENCE,
+            unary={"Infer": self._infer, "CheckHealth": self._check_health},
+            control=frozenset({"CheckHealth"}),
         )
 
     async def _infer(self, request: bytes, context: Context) -> bytes:

@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import cast
 
 import grpc
 import grpc.aio
 
 from phalanx.clock import Clock
-from phalanx.errors import PhalanxError
-from phalanx.gateway.grpc.statuses import WrongKeyError, status_of
+from phalanx.errors import InvalidRequestError, PhalanxError
+from phalanx.gateway.grpc.statuses import TooManyCallsError, WrongKeyError, status_of
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.router import Access
 
@@ -31,7 +32,8 @@ class Service:
 
     Handlers get undecoded messages: `unary` one, `collecting` a stream of them that is answered
     once, `stream` one that they answer by `context.write`. A `PhalanxError` that they raise becomes the
-    call's status; their task is cancelled when the caller goes away.
+    call's status; their task is cancelled when the caller goes away. Methods that `control` names,
+    and all that ask for the administration's key, find a place also when inference has taken its own.
     """
 
     name: str
@@ -39,46 +41,69 @@ class Service:
     collecting: Mapping[str, Collecting] = field(default_factory=dict)
     stream: Mapping[str, Stream] = field(default_factory=dict)
     access: Access = Access.INFERENCE
+    control: frozenset[str] = frozenset()
 
     def handler(self, door: Door) -> grpc.GenericRpcHandler:
         """What a gRPC server takes; callers come in through `door`."""
         methods = {}
         for make, handlers in (
-            (_UNARY, self.unary),
+            # gRPC would read the message of a unary method before anybody has asked for the key.
+            (_COLLECTING, {name: _of_one(each) for name, each in self.unary.items()}),
             (_COLLECTING, self.collecting),
             (_STREAM, self.stream),
         ):
             for name, handler in handlers.items():
                 path = f"/{self.name}/{name}"
-                methods[name] = make(door.guarded(path, cast(_Any, handler), self.access))
+                control = self.access is Access.ADMIN or name in self.control
+                guarded = door.guarded(path, cast(_Any, handler), self.access, control=control)
+                methods[name] = make(guarded)
         return _SERVICE(self.name, methods)
+
+
+def _of_one(handler: Unary) -> Collecting:
+    """`handler` with the only message of a stream."""
+
+    async def first(messages: AsyncIterator[bytes], context: Context) -> bytes:
+        async for message in messages:
+            return await handler(message, context)
+        raise InvalidRequestError("the call has no message")
+
+    return first
 
 
 # gRPC's own functions have no types, and make no difference between the kinds of handlers.
 _Any = Callable[[object, Context], Awaitable[object]]
 _Method = Callable[[_Any], grpc.RpcMethodHandler]
-_UNARY = cast(_Method, grpc.unary_unary_rpc_method_handler)
 _COLLECTING = cast(_Method, grpc.stream_unary_rpc_method_handler)
 _STREAM = cast(_Method, grpc.stream_stream_rpc_method_handler)
 _SERVICE = cast(Callable[..., grpc.GenericRpcHandler], grpc.method_handlers_generic_handler)
 
 
 class Door:
-    """Checks keys, turns errors into statuses, and tells the log of each call, where it is asked to."""
+    """Checks keys, counts places, turns errors into statuses, and tells the log of each call, where
+    it is asked to. There are `max_calls` places, and as many more for control.
+    """
 
-    def __init__(self, keys: Keys, clock: Clock, *, access_log: bool = False) -> None:
+    def __init__(
+        self, keys: Keys, clock: Clock, *, max_calls: int, access_log: bool = False
+    ) -> None:
         self._keys = keys
         self._clock = clock
         self._access_log = access_log
+        self._places, self._control_places = _Places(max_calls), _Places(max_calls)
 
-    def guarded(self, path: str, handler: _Any, access: Access) -> _Any:
-        """`handler`, for those who have the key of `access`."""
+    def guarded(self, path: str, handler: _Any, access: Access, *, control: bool = False) -> _Any:
+        """`handler`, for those who have the key of `access`, which is asked for before any message
+        is read.
+        """
+        places = self._control_places if control else self._places
 
         async def answer(request: object, context: Context) -> object:
             began_s, code = self._clock.monotonic_s(), "UNKNOWN"
             try:
                 self._check(context, access)
-                result = await handler(request, context)
+                with places:
+                    result = await handler(request, context)
                 code = "OK"
                 return result
             except PhalanxError as error:
@@ -110,3 +135,26 @@ class Door:
             raise WrongKeyError(
                 "send the gateway's key as the metadata `authorization: Bearer KEY`"
             )
+
+
+class _Places:
+    """Entered by each call that runs."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+
+    def __enter__(self) -> None:
+        if self._taken >= self._limit:
+            raise TooManyCallsError(
+                f"{self._limit} calls run at once, more than which are not taken; call again later"
+            )
+        self._taken += 1
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._taken -= 1

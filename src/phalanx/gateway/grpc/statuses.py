@@ -28,6 +28,10 @@ class WrongKeyError(InvalidInputError):
     """The caller does not show the key that the method asks for."""
 
 
+class TooManyCallsError(EngineUnavailableError):
+    """As many calls run as are allowed."""
+
+
 class Status(NamedTuple):
     code: StatusCode
     message: str
@@ -39,6 +43,7 @@ _CODES: tuple[tuple[type[PhalanxError], StatusCode], ...] = (
     (UnknownModelError, StatusCode.NOT_FOUND),
     (BodyTooLargeError, StatusCode.RESOURCE_EXHAUSTED),
     (InvalidInputError, StatusCode.INVALID_ARGUMENT),
+    (TooManyCallsError, StatusCode.RESOURCE_EXHAUSTED),
     (EngineUnavailableError, StatusCode.UNAVAILABLE),
     (PhalanxError, StatusCode.INTERNAL),
 )
