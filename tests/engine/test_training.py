@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -117,6 +121,35 @@ def test_a_controller_that_died_blocks_neither_requests_nor_its_successor():
         assert engine.step(Scale(3.0)) == 12.0
 
 
+def test_a_batch_that_never_ends_blocks_neither_requests_nor_the_successor():
+    clock, begun, ends = ManualClock(), threading.Event(), threading.Event()
+
+    def endless() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "scale", weight(2.0)
+        begun.set()
+        ends.wait()
+
+    with scaling(clock) as engine, ThreadPoolExecutor(1) as dying:
+        engine.begin_weight_update(ttl_s=10)
+        sent = dying.submit(engine.update_weights, endless())
+        try:
+            begun.wait()
+            with pytest.raises(WeightUpdateError, match="a batch is still coming in"):
+                engine.finish_weight_update()
+            with pytest.raises(WeightUpdateError, match="is receiving a batch"):
+                engine.begin_weight_update()
+            assert engine.step(Scale(3.0)) == 3.0
+            clock.advance(10)
+            engine.begin_weight_update()
+            engine.update_weights({"scale": weight(4.0)})
+        finally:
+            ends.set()
+        with pytest.raises(WeightUpdateError, match="gave way to a new one"):
+            sent.result()
+        engine.finish_weight_update()
+        assert engine.step(Scale(3.0)) == 12.0
+
+
 def test_weights_that_cannot_be_put_in_end_the_engine():
     with scaling(breaks=True) as engine:
         engine.begin_weight_update()
@@ -153,5 +186,8 @@ def test_r112_r113_managed_engines_refuse_before_they_start_anything(verb: str):
     args = EngineArgs("scaling", ScalingArgs())
     with Engine(args, deployment=deployment) as engine:
         call = getattr(engine, verb)
-        with pytest.raises(EngineUnavailableError, match="single external core.*let the RL framework manage its rollout workers"):
+        with pytest.raises(
+            EngineUnavailableError,
+            match="single external core.*let the RL framework manage its rollout workers",
+        ):
             call(ScaleRollout(1.0)) if verb == "rollout_step" else call()
