@@ -221,3 +221,29 @@ def test_the_metrics_say_who_did_what():
             assert f'{prefix}http_requests_total{{route="handler",status="200"}} 1.0' in text
 
     run(scenario())
+
+
+def test_a_web_page_of_another_origin_adds_no_server():
+    async def scenario():
+        body = {"model_name": "pi05", "endpoint": "203.0.113.9:50063"}
+        async with running() as gateway:
+
+            async def status(target, *fields, method="POST", body=body):
+                return (await ask(gateway, method, target, body, fields=fields)).status
+
+            target, json_type = "/v1/backends", "content-type: application/json"
+            assert await status(target, "content-type: text/plain;charset=UTF-8") == 415
+            assert await status(target) == 415
+            assert await status(f"{target}/x", "content-type: text/plain", method="DELETE") == 415
+            for origin in ("https://evil.example", "null", "http://gateway:1", "gateway"):
+                assert await status(target, json_type, f"origin: {origin}") == 403
+            assert gateway.pool.snapshot.servers == ()
+            for read in ("/v1/pool", "/v1/backends", "/metrics"):
+                foreign = "origin: http://evil.example"
+                assert await status(read, foreign, method="GET", body=None) == 403
+            socket = ("connection: upgrade", "upgrade: websocket", "origin: http://evil.example")
+            assert await status("/", *socket, method="GET", body=None) == 403
+            assert await status(target, json_type, "origin: http://Gateway") == 202
+            assert await status("/", "origin: http://evil.example", method="GET", body=None) == 200
+
+    run(scenario())

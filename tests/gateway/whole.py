@@ -96,13 +96,20 @@ def channel(gateway: Gateway) -> grpc.aio.Channel:
 
 
 async def ask(
-    gateway: Gateway, method: str, target: str, body: object = None, *, key: str | None = None
+    gateway: Gateway,
+    method: str,
+    target: str,
+    body: object = None,
+    *,
+    key: str | None = None,
+    fields: tuple[str, ...] = ("content-type: application/json",),
 ) -> Answer:
     """One HTTP request; `body` is sent as JSON unless it is bytes."""
     data = b""
     if body is not None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {target} HTTP/1.1", "host: gateway", f"content-length: {len(data)}"]
+    lines += fields
     if key is not None:
         lines.append(f"authorization: Bearer {key}")
     client = Client(*await asyncio.open_connection(HOST, gateway.http_port, limit=2**22))

@@ -13,7 +13,7 @@ import msgspec
 from phalanx import __version__
 from phalanx.clock import Clock
 from phalanx.errors import ConfigurationError, MalformedRequestError
-from phalanx.gateway.http.message import HttpRequest, HttpResponse
+from phalanx.gateway.http.message import JSON, HttpRequest, HttpResponse
 from phalanx.gateway.http.router import Access, Router
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -142,6 +142,8 @@ class AdminApi:
         """Register a server; it gets requests after its first successful probe."""
         if self._pool.registry.mirrors is not None:
             return self._elsewhere()
+        if request.content_type != JSON:
+            return _not_json()
         try:
             given = msgspec.json.decode(request.body, type=Registration)
             endpoint = Endpoint.parse(given.endpoint)
@@ -161,6 +163,8 @@ class AdminApi:
         """Give a server no more requests. Those that it has go on, and nobody waits for them."""
         if self._pool.registry.mirrors is not None:
             return self._elsewhere()
+        if request.body and request.content_type != JSON:
+            return _not_json()
         server_id = request.params["server_id"]
         if not self._pool.registry.remove(server_id):
             return _refused(404, "not_found", f"there is no server {server_id!r}")
@@ -210,6 +214,11 @@ def _unready(states: Counter[ServerState], model: str | None, *, draining: bool)
 
 def _refused(status: int, code: str, message: str) -> HttpResponse:
     return HttpResponse.json(status, {"error": {"code": code, "message": message}})
+
+
+def _not_json() -> HttpResponse:
+    # Other types could be sent by any web page that a browser on this machine shows.
+    return _refused(415, "unsupported_media_type", f"send JSON, as content-type: {JSON}")
 
 
 def _whole(request: HttpRequest, name: str) -> int | None:

@@ -15,11 +15,13 @@ from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.http.router import (
+    Access,
     HandlerRoute,
     NoRoute,
     RelayRoute,
     Route,
     Router,
+    WebSocketRoute,
 )
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.http.websocket_work import WebSocketWork, handshake_fault
@@ -61,6 +63,12 @@ class Front:
         if not self.keys.allow(route.access, request.get(b"authorization") or b""):
             message = "send the gateway's key as `Authorization: Bearer KEY`"
             return Refusal(401, "invalid_api_key", message)
+        for_operators = route.access is Access.ADMIN
+        if (for_operators or isinstance(route, WebSocketRoute)) and _is_foreign(request):
+            message = (
+                "a page of another origin asked for this; the gateway answers none but its own"
+            )
+            return Refusal(403, "foreign_origin", message)
         if isinstance(route, RelayRoute):
             if self.relay is None:
                 return Refusal(404, "not_found", f"{request.path}: there are no HTTP backends")
@@ -96,6 +104,17 @@ def _no_route(request: IncomingRequest, route: NoRoute) -> Refusal:
         message = f"{request.path} has no {request.method}; allowed: {', '.join(allowed)}"
         return Refusal(405, "method_not_allowed", message, allowed=allowed)
     return Refusal(404, "not_found", f"there is nothing at {request.path}")
+
+
+def _is_foreign(request: IncomingRequest) -> bool:
+    """Whether a browser asks for a page that is not from here. It tells so by itself; what is no
+    browser has no origin.
+    """
+    origin = request.get(b"origin")
+    if origin is None:
+        return False
+    host = (request.get(b"host") or b"").lower()
+    return not host or origin.lower().partition(b"://")[2] != host
 
 
 def _has_dots(path: str) -> bool:
