@@ -81,7 +81,12 @@ class Follower:
         try:
             pool = msgspec.json.decode(body, type=_LeaderPool)
             mirror(self._registry, pool)
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigurationError) as error:
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+            ConfigurationError,
+        ) as error:
             raise MalformedRequestError(f"GET /v1/pool answered something else: {error}") from None
         return pool
 

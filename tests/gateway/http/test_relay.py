@@ -82,6 +82,18 @@ def test_a_response_whose_length_is_said_to_be_for_one_hop_is_none(lines):
     run(scenario())
 
 
+def test_json_that_is_nested_too_deeply_to_name_its_model_is_refused():
+    async def scenario():
+        deep = b'{"model":"m","a":' + b"[" * 99_000 + b"]" * 99_000 + b"}"
+        async with relayed(answering(OK)) as (front, _):
+            answer = await front.ask(request(body=deep, content_type="application/json"))
+            assert answer.status == 400 and b"x-phalanx-model" in answer.body
+            named = request(body=deep, content_type="application/json", x_phalanx_model="m")
+            assert (await front.ask(named)).body == b"ok"
+
+    run(scenario())
+
+
 def test_connections_are_used_again_on_both_sides():
     async def scenario():
         async with relayed(answering(OK)) as (front, server):

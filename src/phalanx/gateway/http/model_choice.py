@@ -27,7 +27,7 @@ def is_told_by_body(request: IncomingRequest) -> bool:
 def model_of(request: IncomingRequest) -> str | None:
     """The name that the request tells; None where it tells none.
 
-    Raises `MalformedRequestError` where a name is not a string.
+    Raises `MalformedRequestError` where a name is not a string, or cannot be looked for.
     """
     known = request.known
     given = request.model_field if known is None else known.model
@@ -46,4 +46,8 @@ def model_of(request: IncomingRequest) -> str | None:
         return None  # not an object, or with a field of our own names: the backend's to judge
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # a dialect of JSON, or none: the backend's to judge
+    except RecursionError:
+        raise MalformedRequestError(
+            "the body is nested too deeply to look for its model; name it in x-phalanx-model"
+        ) from None
     return body.model or body.model_name
