@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import grpc
 import pytest
 
 from phalanx.routing.snapshot import ServerState
+from phalanx.wire import robot_inference as wire
 from tests.gateway.http.running import Client
 from tests.gateway.http.running import request as request_of
-from tests.gateway.policy_servers import HOST, infer, request, run
+from tests.gateway.policy_servers import HOST, failure, infer, request, run
 from tests.gateway.whole import ProbedServer, ask, asked, channel, ready, running, until
 
 
@@ -198,6 +200,22 @@ def test_each_key_opens_its_own_doors():
                 ]
             assert await status("/v1/backends/x", "user", "DELETE") == 401
             assert await status("/v1/chat", None) == 401
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("keys", [{"admin_key": "one"}, {"api_key": "one"}])
+def test_a_single_key_is_for_everything(keys):
+    async def scenario():
+        async with running(ProbedServer(), **keys) as gateway, channel(gateway) as client:
+            await ready(gateway, 1)
+            for target in ("/v1/pool", "/v1/chat"):
+                assert (await ask(gateway, "GET", target)).status == 401
+                assert (await ask(gateway, "GET", target, key="one")).status != 401
+            refused = await failure(await infer(client, request()))
+            assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+            call = client.unary_unary(wire.INFER)
+            await call(request(), metadata=(("authorization", "Bearer one"),))
 
     run(scenario())
 

@@ -109,7 +109,10 @@ def gateway(
     ] = 30000,
     api_key: Annotated[
         str | None,
-        typer.Option(help="Bearer token to ask of who uses models.", rich_help_panel=_LISTEN),
+        typer.Option(
+            help="Bearer token to ask of who uses models. Without: the admin key.",
+            rich_help_panel=_LISTEN,
+        ),
     ] = None,
     admin_key: Annotated[
         str | None,

@@ -67,8 +67,8 @@ class GatewayConfig:
     `http_model` and `robot_model` are for HTTP requests and robots' streams that name no model.
     `lerobot` serves LeRobot's asynchronous clients on the gRPC port and on `lerobot_ports`, with
     actions `1 / lerobot_fps` seconds apart, and no longer than `lerobot_timeout_s` for an inference.
-    `api_key` opens inference, `admin_key` administration too; without an admin key the API key opens
-    both. `backend_key` is sent to gRPC servers that ask for one. HTTP requests whose path begins as
+    `api_key` opens inference, `admin_key` administration too; where only one of them is given, it is
+    for both. `backend_key` is sent to gRPC servers that ask for one. HTTP requests whose path begins as
     one of `relay_prefixes` go to HTTP servers. `state_file` keeps the servers over a restart;
     `follow` is the HTTP address of another gateway whose servers this one has. A gRPC server that is
     not heard of for `keepalive_s` while it has a request has lost it. `threads` decode observations.

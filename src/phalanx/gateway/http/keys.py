@@ -10,8 +10,8 @@ _BEARER, _OPENPI = b"Bearer ", b"Api-Key "
 
 
 class Keys:
-    """`api_key` opens inference, `admin_key` administration and inference. Without an admin key the
-    API key opens both; without any key all is open. Callers send `Bearer KEY`, or `Api-Key KEY` as
+    """`api_key` opens inference, `admin_key` administration and inference. Where there is one of
+    them, it opens both, and nothing is open without it; without any key all is open. Callers send `Bearer KEY`, or `Api-Key KEY` as
     openpi's clients do.
     """
 
@@ -19,7 +19,7 @@ class Keys:
         api = None if api_key is None else _BEARER + api_key.encode()
         admin = None if admin_key is None else _BEARER + admin_key.encode()
         self._admin = api if admin is None else admin
-        self._inference = api
+        self._inference = admin if api is None else api
 
     def allow(self, access: Access, authorization: bytes) -> bool:
         if access is Access.OPEN:
