@@ -25,6 +25,7 @@ from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.pool import Pool
+from phalanx.gateway.workers import Workers
 from phalanx.routing.endpoint import Endpoint
 from phalanx.routing.load import Ticket
 from phalanx.routing.pool_policy import PoolPolicy
@@ -180,6 +181,7 @@ async def fleet(
     keys: Keys | None = None,
     limits: GrpcLimits | None = None,
     robot_model: str | None = None,
+    workers: Workers | None = None,
 ) -> AsyncIterator[Fleet]:
     """Those servers, started and ready, behind a gateway's gRPC port."""
     clock = SystemClock()
@@ -199,8 +201,10 @@ async def fleet(
     front = GrpcFront(HOST, 0, keys=keys, limits=limits)
     front.add(ModelInference(pool, caller).service())
     front.add(ModelRegistry(pool).service())
-    front.add(RobotStream(caller, robot_model, RequestIds()).service())
+    workers = workers or Workers(2)
+    front.add(RobotStream(caller, workers, robot_model, RequestIds()).service())
     async with AsyncExitStack() as stack:
+        stack.callback(workers.close)
         port = await front.start()
         stack.push_async_callback(channels.close)
         stack.push_async_callback(front.close)

@@ -192,7 +192,7 @@ class Gateway:
             ModelRegistry(self.pool).service(),
         ]
         if self.config.robot_model is not None:
-            stream = RobotStream(self.caller, self.config.robot_model, RequestIds())
+            stream = RobotStream(self.caller, self._workers, self.config.robot_model, RequestIds())
             services.append(stream.service())
         return services
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import threading
 
 import grpc
 import numpy as np
+from PIL import Image
 
 from phalanx.gateway.grpc.robot_stream import Newest
+from phalanx.gateway.workers import Workers
 from phalanx.schema.observation import Observation
 from phalanx.wire import robot_inference as wire
+from phalanx.wire.robot_inference.messages import SENSOR_DATA
 from tests.gateway.policy_servers import (
     FakePolicyServer,
     actions,
@@ -54,6 +59,43 @@ def test_each_command_answers_the_sensor_data_of_its_time():
             assert {call.model_name for call in calls} == {"pi05"}
             assert len({call.request_id for call in calls}) == 2
             assert calls[0].observation.images["image"].shape == (480, 640, 3)
+
+    run(scenario())
+
+
+class NotedWorkers(Workers):
+    """Notes the threads that work was done on."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.threads: list[str] = []
+
+    async def run(self, work, num_bytes):
+        def noted():
+            self.threads.append(threading.current_thread().name)
+            return work()
+
+        return await super().run(noted, num_bytes)
+
+
+def test_images_are_read_on_a_thread_also_where_they_came_in_few_bytes():
+    async def scenario():
+        file = io.BytesIO()
+        Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(file, "PNG")
+        message = SENSOR_DATA.new()
+        image = message.images.add()
+        image.name, image.data, image.encoding = "base", file.getvalue(), 3
+        workers, server = NotedWorkers(), FakePolicyServer()
+        async with (
+            fleet(server, robot_model="pi05", workers=workers) as gateway,
+            gateway.client() as client,
+        ):
+            stream = open_stream(client)
+            await stream.write(message.SerializeToString())
+            await command(stream)
+            [thread] = workers.threads
+            assert thread.startswith("phalanx-gateway")
+            stream.cancel()
 
     run(scenario())
 

@@ -11,20 +11,25 @@ from collections.abc import AsyncIterator
 from phalanx.gateway.grpc.service import Context, Service
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.inference import PolicyCaller
+from phalanx.gateway.workers import SMALL_BYTES, Workers
 from phalanx.wire.robot_inference import (
     ROBOT_INFERENCE,
     ActionCommand,
     InferenceCall,
     decode_sensor_data,
     encode_action_command,
+    encode_request,
 )
 
 
 class RobotStream:
     """`model` is the one that every robot's data goes to; None: the only one there is."""
 
-    def __init__(self, caller: PolicyCaller, model: str | None, ids: RequestIds) -> None:
+    def __init__(
+        self, caller: PolicyCaller, workers: Workers, model: str | None, ids: RequestIds
+    ) -> None:
         self._caller = caller
+        self._workers = workers
         self._model = model
         self._ids = ids
 
@@ -43,15 +48,19 @@ class RobotStream:
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _command(self, data: bytes, timeout_s: float | None) -> bytes:
-        sensors = decode_sensor_data(data)
-        call = InferenceCall(
-            self._ids.of(None).decode(),
-            self._model or "",
-            sensors.observation,
-            sensors.timestamp_ns,
-        )
-        answer = await self._caller.answer(call, timeout_s)
-        return encode_action_command(ActionCommand(sensors.timestamp_ns, answer.actions.values))
+        request_id = self._ids.of(None).decode()
+
+        def read() -> tuple[InferenceCall, bytes]:
+            sensors = decode_sensor_data(data)
+            call = InferenceCall(
+                request_id, self._model or "", sensors.observation, sensors.timestamp_ns
+            )
+            return call, encode_request(call)
+
+        # An image of few bytes may be a large one.
+        call, payload = await self._workers.run(read, max(len(data), SMALL_BYTES))
+        answer = await self._caller.answer(call, timeout_s, payload=payload)
+        return encode_action_command(ActionCommand(call.timestamp_ns, answer.actions.values))
 
 
 class Newest:
