@@ -175,3 +175,40 @@ def test_what_a_client_sends_before_the_switch_is_held_in_part(accepted):
             client.close()
 
     run(scenario())
+
+
+def test_a_client_that_takes_no_answers_to_its_pings_is_not_read_from_and_then_cut_off():
+    left = asyncio.Event()
+
+    async def handler(given, socket):
+        try:
+            await socket.receive()
+        finally:
+            left.set()
+
+    async def scenario():
+        router = Router()
+        router.websocket("/ws", handler)
+        limits = HttpLimits(stall_timeout_s=0.2)
+        async with gateway(Servers(), router, limits=limits) as front:
+            client = await front.connect()
+            socket = Socket(client, "/ws")
+            await socket.event()
+            client.writer.transport.pause_reading()
+            [connection] = front.server._connections
+            pings = b"\x89\xfd\0\0\0\0" + b"p" * 125
+            owed = []
+            for _ in range(64):
+                client.write(pings * 8000)
+                drained = asyncio.ensure_future(client.writer.drain())
+                ended = asyncio.ensure_future(left.wait())
+                await asyncio.wait((drained, ended), return_when=asyncio.FIRST_COMPLETED)
+                owed.append(connection.transport.get_write_buffer_size())
+                if left.is_set():
+                    break
+            await asyncio.gather(drained, return_exceptions=True)
+            assert left.is_set()
+            assert max(owed) < 1 << 20
+            client.writer.transport.abort()
+
+    run(scenario())

@@ -95,7 +95,7 @@ class Front:
         fault = handshake_fault(given)
         if fault:
             return Refusal(400, "malformed_request", fault)
-        return WebSocketWork(caller, route, given, self.limits.max_body_bytes)
+        return WebSocketWork(caller, route, given, self.limits)
 
 
 def _no_route(request: IncomingRequest, route: NoRoute) -> Refusal:

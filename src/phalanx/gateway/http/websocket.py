@@ -1,7 +1,8 @@
 """A WebSocket that a handler of the gateway talks to; fed by its connection, framed by wsproto.
 
 Messages are whole, at most as large as the server's body limit, and at most a few are held: then
-the client is not read from until the handler takes one.
+the client is not read from until the handler takes one. Nor is a client that does not read itself:
+it would be owed ever more answers to its pings.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class WebSocket:
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
+        self._paused = False
         self._closed = False
         self._leaving = False
 
@@ -45,8 +47,7 @@ class WebSocket:
         if not self._held:
             return None
         message = self._held.popleft()
-        if len(self._held) == MAX_HELD - 1 and not self._closed:
-            self._transport.resume_reading()
+        self._balance()
         return message
 
     async def send(self, message: str | bytes) -> None:
@@ -103,18 +104,22 @@ class WebSocket:
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._balance()
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self._balance()
 
     def _take(self, event: Event) -> None:
         match event:
             case TextMessage(data=text, message_finished=whole):
-                self._text.append(text)
+                if text:
+                    self._text.append(text)
                 if self._fits(len(text)) and whole:
                     self._hold("".join(self._text))
             case BytesMessage(data=binary, message_finished=whole):
-                self._binary.append(binary)
+                if binary:
+                    self._binary.append(binary)
                 if self._fits(len(binary)) and whole:
                     self._hold(b"".join(self._binary))
             case Ping():
@@ -139,8 +144,18 @@ class WebSocket:
         self._num_bytes = 0
         self._held.append(message)
         self._arrived.set()
-        if len(self._held) == MAX_HELD:
+        self._balance()
+
+    def _balance(self) -> None:
+        """Read on, or not."""
+        paused = len(self._held) >= MAX_HELD or not self._writable.is_set()
+        if paused is self._paused or self._closed:
+            return
+        self._paused = paused
+        if paused:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _end(self, code: int, reason: str) -> None:
         # A close frame has room for 123 bytes of words.

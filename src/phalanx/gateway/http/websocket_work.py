@@ -9,7 +9,9 @@ import logging
 
 from wsproto.utilities import generate_accept_token
 
+from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import status_line
+from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.message import HttpRequest
 from phalanx.gateway.http.router import WebSocketRoute
 from phalanx.gateway.http.websocket import WebSocket
@@ -33,15 +35,19 @@ def handshake_fault(request: HttpRequest) -> str:
 
 
 class WebSocketWork(asyncio.Protocol):
-    """Reads the client's frames in the place of its connection."""
+    """Reads the client's frames in the place of its connection. A client that has not taken what it
+    was sent after the limits' `stall_timeout_s` is cut off.
+    """
 
     def __init__(
-        self, caller: Caller, route: WebSocketRoute, request: HttpRequest, max_message_bytes: int
+        self, caller: Caller, route: WebSocketRoute, request: HttpRequest, limits: HttpLimits
     ) -> None:
         self._caller = caller
         self._route = route
         self._request = request
-        self._socket = WebSocket(caller.transport, max_message_bytes)
+        self._socket = WebSocket(caller.transport, limits.max_body_bytes)
+        self._stall_timeout_s = limits.stall_timeout_s
+        self._deadline = Deadline(asyncio.get_running_loop(), self.cancel)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -85,10 +91,10 @@ class WebSocketWork(asyncio.Protocol):
         self._socket.leave()
 
     def pause_response(self) -> None:
-        self._socket.pause_writing()
+        self.pause_writing()
 
     def resume_response(self) -> None:
-        self._socket.resume_writing()
+        self.resume_writing()
 
     # asyncio.Protocol
 
@@ -97,11 +103,15 @@ class WebSocketWork(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._socket.pause_writing()
+        self._deadline.set(self._stall_timeout_s)
 
     def resume_writing(self) -> None:
         self._socket.resume_writing()
+        if self._task is not None:
+            self._deadline.clear()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.close()
         self._request.disconnected.set()
         self._socket.lost()
         if self._task is not None:
@@ -113,6 +123,8 @@ class WebSocketWork(asyncio.Protocol):
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        if not self._request.disconnected.is_set():
+            self._deadline.set(self._stall_timeout_s)  # for what was sent last
         error = None if task.cancelled() else task.exception()
         if error is None or isinstance(error, ConnectionResetError):
             code = 1001 if self._socket.leaving else 1000
