@@ -10,8 +10,6 @@ from phalanx.routing.endpoint import Endpoint, Scheme
 from phalanx.schema.serve_config import AdapterSection
 from phalanx.schema.server_config import ServerConfig
 
-ANY_HOST = ("0.0.0.0", "::")
-
 
 def create_policy(
     plugin: PluginClass, args: EntryArgs, section: AdapterSection, source: str
@@ -53,11 +51,6 @@ def check_policy_server(server: ServerConfig, source: str) -> None:
     _check_address("gateway", server.gateway, source)
     if server.advertise is not None:
         _check_address("advertise", server.advertise, source)
-    elif server.host in ANY_HOST:
-        raise ConfigurationError(
-            f"{source}: server.host={server.host} is no address that a gateway could call; give "
-            "server.advertise=HOST:PORT"
-        )
 
 
 def _check_address(key: str, text: str, source: str) -> None:

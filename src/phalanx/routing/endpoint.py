@@ -11,6 +11,8 @@ from phalanx.errors import ConfigurationError
 
 MAX_PORT = 65535
 MAX_LENGTH = 300
+ANY_HOST = ("0.0.0.0", "::")
+"""What only a listener can have."""
 FORMS = "HOST:PORT, [IPv6]:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT for HTTP"
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -81,7 +83,12 @@ def _address(rest: str, text: str) -> tuple[str, int]:
         raise _refusal(text, "has no port")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= MAX_PORT):
         raise _refusal(text, f"has port {port!r}, which must be from 1 to {MAX_PORT}")
-    return _host(host, text), int(port)
+    host = _host(host, text)
+    if host in ANY_HOST:
+        raise _refusal(
+            text, "stands for every address of a machine, so that nothing can be sent to it"
+        )
+    return host, int(port)
 
 
 def _host(host: str, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from typing import Any
 
@@ -72,11 +73,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigurationError("api_key is empty; give a key or leave it out")
         _check_names(self.served_model_name, self.model_name)
-        for name, told in (("advertise", self.advertise), ("gateway_key", self.gateway_key)):
-            if told is not None and self.gateway is None:
-                raise ConfigurationError(
-                    f"{name} is told to a gateway; give gateway too, or leave it out"
-                )
+        self._check_gateway()
         for name, value in (
             ("max_request_bytes", self.max_request_bytes),
             ("retry_after_s", self.retry_after_s),
@@ -94,6 +91,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ConfigurationError(f"{name}={seconds} must be a finite number, at least 0")
 
+    def _check_gateway(self) -> None:
+        for name, told in (("advertise", self.advertise), ("gateway_key", self.gateway_key)):
+            if told is not None and self.gateway is None:
+                raise ConfigurationError(
+                    f"{name} is told to a gateway; give gateway too, or leave it out"
+                )
+        if self.gateway is not None and self.advertise is None and _is_any(self.host):
+            raise ConfigurationError(
+                f"host={self.host} stands for every address of this machine, and is none that a "
+                "gateway could call; give advertise=HOST:PORT"
+            )
+
     @property
     def public_name(self) -> str | None:
         """The model's name to clients, where one is given."""
@@ -105,6 +114,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("api_key", "gateway_key"):
             fields[name] = None if fields[name] is None else "(set)"
         return fields
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 def _check_port(name: str, port: int | None) -> None:

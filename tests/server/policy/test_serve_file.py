@@ -125,7 +125,12 @@ def test_the_port_is_that_of_the_kind_of_model(check, plugin, port):
         ("plugin: fake_policy\nserver: {gateway: 'http://h:1'}", "must be HOST:PORT, without http"),
         (
             "plugin: fake_policy\nserver: {gateway: 'h:1', host: 0.0.0.0}",
-            "give server.advertise=HOST:PORT",
+            "give advertise=HOST:PORT",
+        ),
+        ("plugin: fake_policy\nserver: {gateway: 'h:1', host: '::'}", "give advertise=HOST:PORT"),
+        (
+            "plugin: fake_policy\nserver: {gateway: 'h:1', advertise: '0.0.0.0:1'}",
+            "stands for every address",
         ),
         ("plugin: fake_policy\nserver: {advertise: 'h:1'}", "give gateway too, or leave it out"),
         ("plugin: fake_policy\nserver: {port: 5, http_port: 5}", "are the same port"),
