@@ -62,6 +62,30 @@ def test_a_follower_keeps_its_servers_while_the_leader_is_away():
     run(scenario())
 
 
+def test_a_follower_keeps_its_servers_when_the_leader_has_lost_them():
+    async def scenario():
+        server = ProbedServer()
+        async with running(server) as leader, running(follow=url(leader)) as follower:
+            await ready(follower, 1)
+            port = leader.http_port
+            await leader.close(drain_s=0.0)
+            async with running(http_port=port) as again:
+                report = await asked(follower, "GET", "/v1/pool")
+                while "started anew" not in report["follow_fault"]:
+                    await asyncio.sleep(0)
+                    report = await asked(follower, "GET", "/v1/pool")
+                async with channel(follower) as client:
+                    await (await infer(client, request()))
+                again.pool.registry.register_managed("pi05", server.endpoint)
+                while report["follow_fault"]:
+                    report = await asked(follower, "GET", "/v1/pool")
+                [known] = follower.pool.snapshot.by_id
+                await ask(again, "DELETE", f"/v1/backends/{known}")
+                await until(follower, None, known)
+
+    run(scenario())
+
+
 def test_servers_are_registered_with_the_leader():
     async def scenario():
         async with running() as leader, running(follow=url(leader)) as follower:

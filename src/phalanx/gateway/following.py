@@ -1,7 +1,8 @@
 """Mirrors the pool of another gateway, so that several gateways have the same servers.
 
 Who is registered is the other gateway's to say, over a long poll; each of them probes for itself and
-counts its own requests. While the other cannot be reached, the last known servers stay.
+counts its own requests. While the other cannot be reached, the last known servers stay; also where
+it has started anew and has none: then it has lost them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class _LeaderPool(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """`run` goes on until it is cancelled; `lost` says in words why the leader is not heard."""
+    """`run` goes on until it is cancelled; `lost` says in words why the leader is not heard, or not
+    followed.
+    """
 
     def __init__(
         self, registry: PoolRegistry, clock: Clock, leader: GatewayUrl, key: str | None
@@ -53,22 +56,25 @@ class Follower:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._tls = ssl.create_default_context() if leader.tls else None
         self.lost = "it has not answered yet"
+        self._mirrored_epoch: str | None = None
 
     async def run(self) -> None:
         seen: _LeaderPool | None = None
         while True:
             try:
                 async with asyncio.timeout(POLL_S + GRACE_S):
-                    seen = await self._poll(seen)
+                    seen, fault = await self._poll(seen)
             except (OSError, TimeoutError, MalformedRequestError) as error:
+                seen = None  # the next answer is not waited for
                 self._note(str(error) or "it does not answer")
                 await self._alarm.wait(self._clock.monotonic_s() + RETRY_S)
             else:
-                self._note("")
+                self._note(fault)
 
-    async def _poll(self, seen: _LeaderPool | None) -> _LeaderPool:
+    async def _poll(self, seen: _LeaderPool | None) -> tuple[_LeaderPool, str]:
+        """What the leader has when that is other than what was seen, and why it is not followed."""
         target = "/v1/pool?detail=0"
-        if seen is not None and not self.lost:
+        if seen is not None:
             target += f"&epoch={seen.epoch}&after={seen.revision}&wait_s={POLL_S:g}"
         leader = self._leader
         status, body = await get(
@@ -80,7 +86,7 @@ class Follower:
             raise MalformedRequestError(f"GET /v1/pool answered {status}")
         try:
             pool = msgspec.json.decode(body, type=_LeaderPool)
-            mirror(self._registry, pool)
+            fault = self._mirror(pool)
         except (
             msgspec.DecodeError,
             UnicodeDecodeError,
@@ -88,11 +94,18 @@ class Follower:
             ConfigurationError,
         ) as error:
             raise MalformedRequestError(f"GET /v1/pool answered something else: {error}") from None
-        return pool
+        return pool, fault
+
+    def _mirror(self, pool: _LeaderPool) -> str:
+        if not pool.servers and self._mirrored_epoch not in (None, pool.epoch):
+            return "it has started anew and has no servers yet"
+        mirror(self._registry, pool)
+        self._mirrored_epoch = pool.epoch
+        return ""
 
     def _note(self, lost: str) -> None:
         if lost and lost != self.lost:
-            logger.warning("the gateway that is followed is lost: %s; its servers stay", lost)
+            logger.warning("the gateway that is followed: %s; its servers stay", lost)
         elif self.lost and not lost:
             logger.info("following %s:%d", self._leader.host, self._leader.port)
         self.lost = lost
