@@ -5,6 +5,12 @@ from __future__ import annotations
 import gc
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of a test: nothing here fails for having taken long.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 
 def pytest_configure() -> None:
     # A shell that runs the tests in its background ignores Ctrl-C for them, which the commands that
