@@ -34,6 +34,7 @@ HOST = "127.0.0.1"
 PEERS = ("lerobot06", "lerobot04")
 FPS = 30
 SECONDS = 10.0
+STOP_S = 5.0
 LONGEST_STOP_S = 1.0
 """A robot that does nothing for longer did not keep moving."""
 
@@ -148,7 +149,12 @@ def client(python: str, address: str, folder: Path) -> Iterator[Robot]:
             yield robot
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                # It hangs where Ctrl-C comes while it is inside of gRPC.
+                process.kill()
+                process.wait()
             reader.join()
 
 

@@ -96,8 +96,8 @@ class RealClient:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """As Ctrl-C would."""
-        await _ended(self._process, signal.SIGINT)
+        """Not as Ctrl-C would, at which LeRobot's client may hang where it is inside of gRPC."""
+        await _ended(self._process, signal.SIGKILL)
         await self._reader
 
     async def _read(self) -> None:
