@@ -11,7 +11,6 @@ from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http.fields import CONTINUE
 from phalanx.gateway.http.front import Front
 from phalanx.gateway.http.incoming_request import IncomingRequest
-from phalanx.gateway.http.limits import HELD_BYTES
 from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.request_account import RequestAccount, peer_of
@@ -145,10 +144,7 @@ class ClientConnection(asyncio.Protocol):
     def switch(self) -> bytes:
         self._deadline.close()
         self._switched = True
-        reader = self._reader
-        tail = bytes(reader.tail)
-        reader.tail.clear()
-        return tail
+        return self._reader.take_tail()
 
     def ended(self) -> None:
         """The client is gone; also called by who has taken over."""
@@ -233,7 +229,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
             return
         self._lingers = True
-        self._reader.tail.clear()
+        self._reader.take_tail()
         self._balance()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -241,10 +237,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _balance(self) -> None:
         """Read on, or not."""
-        waiting = self._reader.waiting
-        crowded = len(waiting) > 1 and waiting[-1].num_bytes > HELD_BYTES
-        held = self._upload_held or crowded or len(waiting) > self._front.limits.max_pipelined
-        held = held or len(self._reader.tail) > HELD_BYTES
+        held = self._upload_held or self._reader.crowded
         if held is not self._reading_held and not self.transport.is_closing():
             self._reading_held = held
             if held:

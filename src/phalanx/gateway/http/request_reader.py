@@ -12,7 +12,7 @@ import httptools
 
 from phalanx.gateway.http.fields import SINGLE, misnamed_by_connection, named_by_connection
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest, WholeRequest
-from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.http.limits import HELD_BYTES, HttpLimits
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.whole_message import KnownHeads
 
@@ -24,7 +24,8 @@ class RequestReader:
     """`waiting` holds the requests in their order; whoever answers one removes it.
 
     After a refusal nothing further is read (`stopped`). After a request to become a WebSocket
-    (`switching`) what follows is no HTTP, and is kept in `tail`, which whoever feeds it bounds.
+    (`switching`) what follows is no HTTP, and is kept in `tail`. Whoever feeds it stops where
+    it is `crowded`.
     """
 
     def __init__(self, limits: HttpLimits, heads: KnownHeads) -> None:
@@ -52,6 +53,20 @@ class RequestReader:
     def in_body(self) -> bool:
         """Whether the rest of a request's body is still to come."""
         return self._begun and self._current.head_done
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be answered that no more should be read."""
+        waiting = self.waiting
+        if len(waiting) > self._limits.max_pipelined or len(self.tail) > HELD_BYTES:
+            return True
+        return len(waiting) > 1 and waiting[-1].num_bytes > HELD_BYTES
+
+    def take_tail(self) -> bytes:
+        """What has come after a request for another protocol, once."""
+        tail = bytes(self.tail)
+        self.tail.clear()
+        return tail
 
     def feed(self, data: bytes) -> None:
         """Read on. What follows a refusal is dropped."""
@@ -208,8 +223,9 @@ class RequestReader:
         length = fields.get(b"content-length")
         if length is not None:
             request.content_length = int(length)
-            if request.content_length > self._limits.max_body_bytes:
-                return self._too_large(f"{request.content_length} bytes")
+            limit = self._limits.max_body_bytes
+            if request.content_length > limit:
+                return _too_large(f"{request.content_length} bytes", limit)
         expected = fields.get(b"expect")
         if expected is not None and expected.lower() != b"100-continue":
             message = f"expect: {expected.decode('latin-1')!r}; only 100-continue is known"
@@ -226,8 +242,9 @@ class RequestReader:
         if request.refusal is not None:
             return
         request.num_bytes += len(part)
-        if request.num_bytes > self._limits.max_body_bytes:
-            self._stop(request, self._too_large(f"more than {self._limits.max_body_bytes} bytes"))
+        limit = self._limits.max_body_bytes
+        if request.num_bytes > limit:
+            self._stop(request, _too_large(f"more than {limit} bytes", limit))
             return
         request.parts.append(part)
 
@@ -254,17 +271,14 @@ class RequestReader:
         self.on_message_complete()
         return data[end:]
 
-    def _too_large(self, size: str) -> Refusal:
-        return Refusal(
-            413,
-            "body_too_large",
-            f"the body has {size}; at most {self._limits.max_body_bytes} are allowed; send less at "
-            "once",
-        )
-
 
 def _long_head(limit: int) -> Refusal:
     return Refusal(431, "head_too_large", f"the request's head is above {limit} bytes")
+
+
+def _too_large(size: str, limit: int) -> Refusal:
+    message = f"the body has {size}; at most {limit} are allowed; send less at once"
+    return Refusal(413, "body_too_large", message)
 
 
 def _too_many(limit: int) -> Refusal:
