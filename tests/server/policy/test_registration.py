@@ -131,7 +131,7 @@ def test_a_gateway_that_is_started_anew_gets_to_know_the_server_again(port):
         with gateway(first, port):
             assert await asyncio.to_thread(first.next, "registered") == offer
         with gateway(second, port):
-            assert await asyncio.to_thread(second.next, "heartbeat") == "first-0"
+            # After a heartbeat in its old name, unless the first one's answer was lost on its way.
             assert await asyncio.to_thread(second.next, "registered") == offer
             assert await asyncio.to_thread(second.next, "heartbeat") == "second-0"
         registering.cancel()
