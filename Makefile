@@ -45,7 +45,7 @@ test-long: setup
 	@# Status 3: there is no interpreter for it here, which it says; its tests are skipped.
 	$(BIN)/python scripts/peer_env.py lerobot04 || [ $$? -eq 3 ]
 	$(BIN)/python scripts/peer_env.py lerobot06 || [ $$? -eq 3 ]
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
