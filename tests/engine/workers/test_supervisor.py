@@ -260,9 +260,10 @@ def test_an_interrupted_start_kills_the_workers(build, pipe, interrupt_when, gat
 @pytest.mark.long
 def test_workers_outlive_the_thread_that_started_them(build, listener):
     supervisor = build()
+    before = threading.enumerate()
     in_background(supervisor.start).result()
     for thread in threading.enumerate():
-        if thread is not threading.main_thread() and thread.name != "phalanx-workers":
+        if thread not in before and thread.name != "phalanx-workers":
             thread.join()
     supervisor.submit(0, 1, "a", "b")
     assert listener.answers(1) == {1: "b"}
