@@ -207,7 +207,11 @@ class PipelinedLoop(StepLoop):
         return plan, foreseen.works
 
     def _outlooks(self, flying: Rows) -> list[tuple[LoopRequest, Work | Outlook]]:
-        """What the rows of a step foresee; none at all where one has ended by what it raised."""
+        """What the rows of a step foresee; none at all where one has ended by what it raised, now or
+        when it was asked before.
+        """
+        if any(request.status is Status.ENDED for request, _ in flying):
+            return []
         outlooks: list[tuple[LoopRequest, Work | Outlook]] = []
         asked = attempt_each(outlook, flying)
         for (request, _), wanted, error in asked:
