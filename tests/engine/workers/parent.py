@@ -7,6 +7,7 @@ opens. It prints a line when it is where it was sent.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 
@@ -58,6 +59,9 @@ def leave(how: str, announces: list[str]) -> None:
     ]
     supervisor = supervise(misdeeds, shape={"replicas": len(announces)})
     supervisor.start()
+    interrupted = threading.Event()
+    if how == "interrupt":  # before it is told that it may come
+        signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     print(*supervisor.pids, flush=True)
     match how:
         case "return":
@@ -78,11 +82,9 @@ def leave(how: str, announces: list[str]) -> None:
             supervisor.submit(0, 1, "a", "b")
             print(supervisor.state, flush=True)
         case "interrupt":
-            try:
-                threading.Event().wait()
-            except KeyboardInterrupt:
-                supervisor.close()
-                print(supervisor.state, supervisor.failure, flush=True)
+            interrupted.wait()
+            supervisor.close()
+            print(supervisor.state, supervisor.failure, flush=True)
 
 
 if __name__ == "__main__":
