@@ -210,13 +210,12 @@ class PipelinedLoop(StepLoop):
         """What the rows of a step foresee; none at all where one has ended by what it raised, now or
         when it was asked before.
         """
-        if any(request.status is Status.ENDED for request, _ in flying):
-            return []
         outlooks: list[tuple[LoopRequest, Work | Outlook]] = []
         asked = attempt_each(outlook, flying)
         for (request, _), wanted, error in asked:
             if error is not None:
-                self._roster.fail(request, error)
+                if request.status is not Status.ENDED:
+                    self._roster.fail(request, error)
             elif wanted is not None:
                 outlooks.append((request, wanted))
         return outlooks if len(outlooks) == len(asked) else []
