@@ -19,7 +19,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,8 @@ class Robot:
     process: subprocess.Popen[str]
     moves: list[float]
     num_observations: int = 0
+    begun: threading.Event = field(default_factory=threading.Event)
+    """Set by the first move, or by the client's end."""
 
     def read(self) -> None:
         assert self.process.stdout is not None
@@ -119,8 +121,10 @@ class Robot:
             event = json.loads(line)
             if event["event"] == "moved":
                 self.moves.append(event["at_s"])
+                self.begun.set()
             elif event["event"] == "observed":
                 self.num_observations += 1
+        self.begun.set()
 
 
 @contextmanager
@@ -159,10 +163,18 @@ def client(python: str, address: str, folder: Path) -> Iterator[Robot]:
 
 
 def wait_for_first_move(robot: Robot, log: Path) -> None:
-    while not robot.moves:
-        if robot.process.poll() is not None:
-            sys.exit(f"LeRobot's client ended (status {robot.process.returncode}); see {log}")
-        time.sleep(0.01)
+    robot.begun.wait()
+    if not robot.moves:
+        sys.exit(f"LeRobot's client ended (status {robot.process.wait()}); see {log}")
+
+
+def let_move(robot: Robot, seconds: float, log: Path) -> None:
+    """Go on after so long, unless the client ends before."""
+    try:
+        status = robot.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    sys.exit(f"LeRobot's client ended (status {status}); see {log}")
 
 
 def report(robot: Robot, view: dict[str, Any], killed_s: float) -> bool:
@@ -217,12 +229,13 @@ def main() -> int:
         wait_until_ready(url, len(servers))
         print(f"The dashboard is at {url}", flush=True)
         with client(python, address, folder) as robot:
-            wait_for_first_move(robot, folder / "client.log")
-            time.sleep(SECONDS / 2)
+            log = folder / "client.log"
+            wait_for_first_move(robot, log)
+            let_move(robot, SECONDS / 2, log)
             print("Killing one of the two servers", flush=True)
             servers[0][0].kill()
             killed_s = time.monotonic()
-            time.sleep(SECONDS / 2)
+            let_move(robot, SECONDS / 2, log)
             (view,) = answer(f"{url}/v1/robots")["robots"]
     kept_moving = report(robot, view, killed_s)
     print("The robot kept moving." if kept_moving else "The robot stopped.", f"Logs: {folder}")

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from phalanx.clock import SystemClock
+from phalanx.clock import Clock, SystemClock
 from phalanx.errors import NoServerError
 from phalanx.gateway.grpc.front import GrpcFront
 from phalanx.gateway.inference import PolicyCaller
@@ -143,13 +143,14 @@ async def port(
     settings: LeRobotSettings = PATIENT,
     model: str = "pi05",
     num_ports: int = 1,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Port]:
     """Robots' ports in front of those servers."""
     async with fleet(*servers, model=model) as gateway, AsyncExitStack() as stack:
         workers = Workers(2)
         stack.callback(workers.close)
         watched = Watched(gateway.caller)
-        robots = LeRobotService(watched, workers, SystemClock(), settings)
+        robots = LeRobotService(watched, workers, clock or SystemClock(), settings)
         stack.push_async_callback(robots.close)
         addresses = []
         for index in range(num_ports):
@@ -164,6 +165,15 @@ def seen(server: FakePolicyServer) -> list[robot_inference.InferenceCall]:
     """The observations that a server got, without those that only ask whether a robot fits."""
     calls = [robot_inference.decode_request(data) for data in server.requests]
     return [call for call in calls if call.timestamp_ns]
+
+
+async def told(robot: Robot) -> grpc.aio.AioRpcError:
+    """What the robot is told when it asks for actions, however long that takes."""
+    while True:
+        try:
+            await robot.get()
+        except grpc.aio.AioRpcError as error:
+            return error
 
 
 async def refused(call: object) -> grpc.aio.AioRpcError:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import numpy as np
 import pytest
 
+from phalanx.testing import ManualClock
 from phalanx.wire.robot_inference import NOT_STARTED
-from tests.gateway.lerobot.robots import FAST, IMAGE, SENSORS, port, refused, seen
+from tests.gateway.lerobot.robots import FAST, IMAGE, SENSORS, port, refused, seen, told
 from tests.gateway.policy_servers import FakePolicyServer, answer_to, refusing, run
 from tests.wire.lerobot.pickles import features
 
@@ -197,14 +196,19 @@ def test_defect_a6_7_a_policy_that_one_frame_is_not_enough_for_says_so():
 def test_defects_are_told_once_a_second_not_with_every_call():
     async def scenario():
         server = FakePolicyServer()
-        async with port(server, settings=FAST) as gateway, gateway.robot() as robot:
+        clock = ManualClock()
+        async with (
+            port(server, settings=FAST, clock=clock) as gateway,
+            gateway.robot() as robot,
+        ):
             await robot.begin()
             server.behave = refusing(Code.INTERNAL, "the policy failed")
             await robot.send()
-            await refused(robot.get())
+            assert (await told(robot)).details() == "the policy failed"
             assert await robot.get() == []
             assert await robot.get() == []
             assert gateway.view().fault == "the policy failed"
-            assert asyncio.get_running_loop().is_running()
+            clock.advance(1.0)
+            assert (await told(robot)).details() == "the policy failed"
 
     run(scenario())

@@ -8,6 +8,7 @@ are views; nothing that the data claims is allocated before it is there.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -70,11 +71,12 @@ class Record:
         self.fields = state
 
 
-class Buildable:
+class Buildable(ABC):
     """What an allowed function made and the pickle then gives a state."""
 
+    @abstractmethod
     def build(self, state: Value) -> None:
-        raise NotImplementedError
+        """Take the state; `Refused` where it is none of its kind."""
 
 
 Globals = Mapping[tuple[str, str], Function | Token | RecordClass]
