@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
-from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep, StepRecord, Surroundings, as_config
 from phalanx.processing.policy.transition import STATE, Transition
 
 RELATIVE = "relative_actions_processor"
@@ -34,26 +34,11 @@ class AbsoluteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class RelativeActions:
+class RelativeActions(SettingsStep[RelativeSettings]):
     """Before the policy; actions are there in training only, so here it notes the state alone."""
 
-    settings: RelativeSettings
-
-    @classmethod
-    def read(cls, record: StepRecord, _: Surroundings) -> RelativeActions:
-        return cls(record.settings(RelativeSettings))
-
-    @property
-    def registry_name(self) -> str:
-        return RELATIVE
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
+    name = RELATIVE
+    settings_cls = RelativeSettings
 
     def __call__(self, transition: Transition) -> Transition:
         state = transition.observation.get(STATE)

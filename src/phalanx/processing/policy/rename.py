@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
-from torch import Tensor
 
-from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep
 from phalanx.processing.policy.transition import Transition
 
 NAME = "rename_observations_processor"
@@ -19,26 +17,11 @@ class RenameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class RenameObservations:
+class RenameObservations(SettingsStep[RenameSettings]):
     """Names that are not in the map stay."""
 
-    settings: RenameSettings
-
-    @classmethod
-    def read(cls, record: StepRecord, _: Surroundings) -> RenameObservations:
-        return cls(record.settings(RenameSettings))
-
-    @property
-    def registry_name(self) -> str:
-        return NAME
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
+    name = NAME
+    settings_cls = RenameSettings
 
     def __call__(self, transition: Transition) -> Transition:
         names = self.settings.rename_map

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
-from torch import Tensor
 
 from phalanx.errors import InvalidRequestError
-from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep
 from phalanx.processing.policy.transition import STATE, Transition
 
 NAME = "pi05_prepare_state_tokenizer_processor_step"
@@ -26,26 +24,11 @@ class StatePromptSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True)
-class StatePrompt:
+class StatePrompt(SettingsStep[StatePromptSettings]):
     """A state below -1 is in bin -1, one above 1 in bin 255."""
 
-    settings: StatePromptSettings
-
-    @classmethod
-    def read(cls, record: StepRecord, _: Surroundings) -> StatePrompt:
-        return cls(record.settings(StatePromptSettings))
-
-    @property
-    def registry_name(self) -> str:
-        return NAME
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
+    name = NAME
+    settings_cls = StatePromptSettings
 
     def __call__(self, transition: Transition) -> Transition:
         state = transition.observation.get(STATE)

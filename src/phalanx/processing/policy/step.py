@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
 from torch import Tensor
@@ -79,3 +79,34 @@ def as_config(settings: msgspec.Struct) -> dict[str, object]:
     """Settings as the files have them; fields that are unset are left out."""
     config: dict[str, object] = msgspec.to_builtins(settings)
     return config
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class SettingsStep(Generic[S]):
+    """What steps have in common that are their settings and nothing else. A step names itself and
+    the class of its settings.
+    """
+
+    settings: S
+
+    name: ClassVar[str]
+    settings_cls: ClassVar[type[msgspec.Struct]]
+
+    @classmethod
+    def read(cls, record: StepRecord, _: Surroundings) -> Self:
+        return cls(cast(S, record.settings(cls.settings_cls)))
+
+    @property
+    def registry_name(self) -> str:
+        return self.name
+
+    @property
+    def config(self) -> dict[str, object]:
+        return as_config(self.settings)
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        return {}
