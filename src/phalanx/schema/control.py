@@ -1,4 +1,4 @@
-"""Operations on a running engine, applied between two steps of its loop."""
+"""Operations on a running engine, applied between two steps of its loop, on every rank alike."""
 
 from __future__ import annotations
 
@@ -46,4 +46,110 @@ class ReplaceWeights(msgspec.Struct, frozen=True, tag="replace_weights"):
     version: str
 
 
-ControlOp = Pause | Continue | Flush | ReplaceWeights
+class MemoryTag(enum.StrEnum):
+    """The parts of an engine's memory that can be given back and taken again (SGLang's names)."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+    CUDA_GRAPH = "cuda_graph"
+
+
+ALL_TAGS = frozenset(MemoryTag)
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give back the memory of these tags; those that were given back already change nothing.
+
+    Refused (False) while any request runs or waits, unless the engine is paused.
+    """
+
+    tags: frozenset[MemoryTag] = ALL_TAGS
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Take the memory of these tags again; those that are held already change nothing.
+
+    Weights come back from the checkpoint where no others have been put in, else the engine waits
+    for new ones: until then it computes nothing, and says so.
+    """
+
+    tags: frozenset[MemoryTag] = ALL_TAGS
+
+
+class LoadWeights(msgspec.Struct, frozen=True, tag="load_weights"):
+    """Put the weights of a checkpoint directory, which every rank reads, in place of the old ones.
+
+    All or nothing: a checkpoint that does not fit is refused before anything has changed.
+    """
+
+    path: str
+    version: str | None = None
+
+
+class SetWeightVersion(msgspec.Struct, frozen=True, tag="set_weight_version"):
+    """Call the weights that are there `version`."""
+
+    version: str
+
+
+class JoinWeightGroup(msgspec.Struct, frozen=True, tag="join_weight_group"):
+    """Join the process group in which a trainer (rank 0) broadcasts weights.
+
+    This engine's rank r of replica i is rank `rank_offset` + i * ranks + r there.
+    """
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str
+    backend: str
+
+
+class ReceiveWeights(msgspec.Struct, frozen=True, tag="receive_weights"):
+    """Take these tensors, in this order, from rank 0 of the group, and put them in."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    group_name: str
+    version: str | None = None
+
+
+class LeaveWeightGroup(msgspec.Struct, frozen=True, tag="leave_weight_group"):
+    """Leave that group; leaving one that is not joined changes nothing."""
+
+    group_name: str
+
+
+class ReadWeight(msgspec.Struct, frozen=True, tag="read_weight"):
+    """A question: the first `limit` numbers of a weight, by its name in a checkpoint."""
+
+    name: str
+    limit: int
+
+
+class CheckWeights(msgspec.Struct, frozen=True, tag="check_weights"):
+    """A question: `checksum`; `snapshot` keeps one, `compare` says what differs from it,
+    `reset_tensors` fills the weights with noise (a test that an update arrives).
+    """
+
+    action: str
+
+
+ControlOp = (
+    Pause
+    | Continue
+    | Flush
+    | ReplaceWeights
+    | Sleep
+    | Wake
+    | LoadWeights
+    | SetWeightVersion
+    | JoinWeightGroup
+    | ReceiveWeights
+    | LeaveWeightGroup
+    | ReadWeight
+    | CheckWeights
+)
+"""Those that ask a question are answered through `Engine.ask`, the others through `Engine.control`."""

@@ -11,7 +11,7 @@ import msgspec
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import InvalidRequestError
 from phalanx.plugin import BatchingEntry, Delta, Event, Failed, Final, Scheduled
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, ReplaceWeights
+from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -186,8 +186,8 @@ class Counting(BatchingEntry):
                 return True
             case Flush():
                 return not state.running
-            case ReplaceWeights():
-                raise NotImplementedError("plugin 'counting' takes no new weights")
+            case _:
+                raise NotImplementedError(f"plugin 'counting' does not do {type(op).__name__}")
 
     def statistics(self) -> LoopStatistics:
         state = self._state

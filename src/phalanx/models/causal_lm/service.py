@@ -27,7 +27,6 @@ from phalanx.schema.control import (
     Flush,
     Pause,
     PauseMode,
-    ReplaceWeights,
 )
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
@@ -168,8 +167,8 @@ class CausalLMService:
                     return False
                 self._engine.prefixes.forget()
                 return True
-            case ReplaceWeights():
-                raise NotImplementedError("plugin 'causal_lm' takes no new weights")
+            case _:
+                raise NotImplementedError(f"plugin 'causal_lm' does not do {type(op).__name__}")
 
     def statistics(self) -> LoopStatistics:
         cache = self._cache

@@ -116,6 +116,8 @@ class PolicyService:
                 self._loop.push_back_all()
                 self.weights.replace(tensors)
                 return True
+            case _:
+                raise NotImplementedError(f"a policy does not do {type(op).__name__}")
 
     def statistics(self) -> LoopStatistics:
         loop = self._loop

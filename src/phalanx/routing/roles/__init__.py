@@ -1,0 +1,1 @@
+"""Roles as gateway, discovery and direct clients see them: snapshots, and the one resolver."""
