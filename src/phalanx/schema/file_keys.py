@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 from collections.abc import Mapping
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 
@@ -21,6 +22,25 @@ def check_keys(mapping: Mapping[object, object], record: type, source: str, path
         kind = fields[str(key)]
         if isinstance(kind, type) and is_record(kind) and isinstance(value, dict):
             check_keys(value, kind, source, f"{path}{key}.")
+
+
+def check_choices(
+    mapping: Mapping[object, object], record: type, source: str, path: str = ""
+) -> None:
+    """Refuse values of an enumeration's keys that it does not have, with those that it has; in
+    nested records too.
+    """
+    fields = _fields(record)
+    for key, value in mapping.items():
+        for kind in (fields[str(key)], *get_args(fields[str(key)])):
+            if not isinstance(kind, type):
+                continue
+            if is_record(kind) and isinstance(value, dict):
+                check_choices(value, kind, source, f"{path}{key}.")
+            elif issubclass(kind, enum.StrEnum) and value is not None and value not in list(kind):
+                raise ConfigurationError(
+                    f"{source}: {path}{key}={value!r} is not known; allowed: {', '.join(kind)}"
+                )
 
 
 def is_record(kind: type) -> bool:

@@ -15,15 +15,16 @@ def resolve_paths(document: dict[str, Any], directory: Path) -> None:
     adapter = document.get("adapter")
     for owner, key in ((document, "plugin_args"), (adapter, "args")):
         if isinstance(owner, dict) and key in owner:
-            owner[key] = _resolved(owner[key], directory)
+            owner[key] = resolved(owner[key], directory)
 
 
-def _resolved(value: Any, directory: Path) -> Any:  # noqa: ANN401 - whatever a file holds
+def resolved(value: Any, directory: Path) -> Any:  # noqa: ANN401 - whatever a file holds
+    """`value` with the paths in it, at any depth, resolved."""
     match value:
         case str() if value in (".", "..") or value.startswith(_STARTS):
             return str((directory / Path(value).expanduser()).resolve())
         case dict():
-            return {key: _resolved(one, directory) for key, one in value.items()}
+            return {key: resolved(one, directory) for key, one in value.items()}
         case list():
-            return [_resolved(one, directory) for one in value]
+            return [resolved(one, directory) for one in value]
     return value

@@ -1,0 +1,237 @@
+"""`roles.yaml`, the file of `phalanx up`: one pure function reads it into the specs of roles.
+
+Every key that does not exist is refused, with the nearest one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from phalanx.errors import ConfigurationError
+from phalanx.roles.job_sections import (
+    ControlSection,
+    GatewaySection,
+    GroupSection,
+    JobSection,
+    LogSection,
+    ModelSection,
+    RoleSection,
+)
+from phalanx.schema.file_keys import check_choices, check_keys, readable
+from phalanx.schema.file_paths import resolved
+from phalanx.schema.roles import (
+    DeploymentSpec,
+    EngineGroupSpec,
+    EngineKind,
+    InferenceModelSpec,
+    InferenceRoleSpec,
+    PlacementMode,
+    WorkloadType,
+)
+from phalanx.schema.yaml_text import parse_yaml
+
+T = TypeVar("T")
+
+_GROUP_DEFAULTS = msgspec.structs.asdict(GroupSection())
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What `phalanx up` runs: one gateway in front of these roles."""
+
+    gateway: GatewaySection
+    control: ControlSection
+    log: LogSection
+    roles: tuple[InferenceRoleSpec, ...]
+
+
+def parse_job(text: str, source: str, directory: Path | None = None) -> JobConfig:
+    """The job in the YAML `text`. `source` names it in errors; paths in it start at `directory`.
+
+    Reads no other file and starts nothing. Raises `ConfigurationError`.
+    """
+    document = parse_yaml(text, source)
+    if not isinstance(document, dict) or "roles" not in document:
+        raise ConfigurationError(
+            f"{source} must hold a mapping with the key roles, and roles by their names in it"
+        )
+    job = _section(document, JobSection, source, "")
+    roles = tuple(
+        _role(name, value, source, directory)
+        for name, value in _named(job.roles, source, "roles").items()
+    )
+    return JobConfig(_gateway(job.gateway, directory), job.control, job.log, roles)
+
+
+def _section(value: object, kind: type[T], source: str, path: str) -> T:
+    """`value` as a section of the file, which is at `path` in it."""
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{source}: {path} must hold keys of its own")
+    prefix = f"{path}." if path else ""
+    check_keys(value, kind, source, prefix)
+    check_choices(value, kind, source, prefix)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{source}: {prefix}{readable(error)}") from None
+
+
+def _named(value: dict[Any, Any], source: str, path: str) -> dict[str, Any]:
+    if not value:
+        raise ConfigurationError(f"{source}: {path} is empty; give at least one by its name")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"{source}: {path}.{name} must be a name; put it in quotation marks"
+            )
+    return value
+
+
+def _role(name: str, value: object, source: str, directory: Path | None) -> InferenceRoleSpec:
+    path = f"roles.{name}"
+    section = _section(value, RoleSection, source, path)
+    with _naming(source, path):
+        return InferenceRoleSpec(
+            role=name,
+            workload=_workload(name, section),
+            deployment=_deployment(section.deployment),
+            routing=section.routing,
+            models=tuple(
+                _model(model, described, source, f"{path}.models.{model}", directory)
+                for model, described in _named(section.models, source, f"{path}.models").items()
+            ),
+            expose_engine_urls=section.expose_engine_urls,
+        )
+
+
+def _workload(name: str, section: RoleSection) -> WorkloadType:
+    if section.workload is not None:
+        return section.workload
+    try:
+        return WorkloadType(name)
+    except ValueError:
+        known = ", ".join(WorkloadType)
+        raise ConfigurationError(f"workload is missing; it is one of {known}") from None
+
+
+def _deployment(spec: DeploymentSpec) -> DeploymentSpec:
+    if spec.placement is not PlacementMode.DECOUPLED:
+        raise ConfigurationError(
+            f"deployment.placement={spec.placement.value!r} cannot be run yet; leave it out, or say"
+            f" {PlacementMode.DECOUPLED.value}"
+        )
+    return spec
+
+
+def _model(
+    name: str, value: object, source: str, path: str, directory: Path | None
+) -> InferenceModelSpec:
+    section = _section(value, ModelSection, source, path)
+    with _naming(source, path):
+        groups = _groups(section, source, path)
+        started = any(group.engine is not EngineKind.EXTERNAL for group in groups)
+        if section.model is None and started:
+            raise ConfigurationError(
+                "model is missing; give a directory or a known name such as smollm2-135m"
+            )
+        return InferenceModelSpec(
+            name=name,
+            model_path="" if section.model is None else _path(section.model, directory),
+            engine_groups=groups,
+            weight_source=section.weight_source,
+            route_mode=section.route_mode,
+            sampling_defaults=section.sampling,
+            chat_template_kwargs=section.chat_template_kwargs,
+            env_vars=_environment(section.env),
+            elastic_enabled=section.elastic,
+            fault_tolerance_enabled=section.fault_tolerance,
+            served_model_name=section.served_model_name,
+            router_url=section.router_url,
+        )
+
+
+def _groups(section: ModelSection, source: str, path: str) -> tuple[EngineGroupSpec, ...]:
+    """A model's groups: those that it lists, or the one that its own keys describe."""
+    if not section.groups:
+        return (_group(section),)
+    own = msgspec.structs.asdict(section)
+    given = [name for name, default in _GROUP_DEFAULTS.items() if own[name] != default]
+    if given:
+        raise ConfigurationError(
+            f"{', '.join(given)} and groups are both given; say it in each of groups, or leave"
+            " groups out"
+        )
+    made = []
+    for index, value in enumerate(section.groups):
+        place = f"{path}.groups[{index}]"
+        described = _section(value, GroupSection, source, place)
+        with _naming(source, place):
+            made.append(_group(described))
+    return tuple(made)
+
+
+def _environment(values: dict[str, Any]) -> dict[str, str]:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigurationError(f"env.{name}={value!r} must be text or a number")
+    return {name: str(value) for name, value in values.items()}
+
+
+def _group(section: GroupSection) -> EngineGroupSpec:
+    replicas, external = section.replicas, section.engine is EngineKind.EXTERNAL
+    if external and not section.urls:
+        raise ConfigurationError("engine: external needs urls, one a replica")
+    for url in section.urls:
+        _check_url(url)
+    if replicas is None:
+        replicas = len(section.urls) if external else 1
+    return EngineGroupSpec(
+        num_replicas=replicas,
+        engine=section.engine,
+        worker_type=section.worker,
+        ranks_per_replica=section.ranks,
+        engine_args=section.engine_args,
+        urls=tuple(url.rstrip("/") for url in section.urls),
+    )
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    else:
+        usable = usable and not (parts.query or parts.fragment or parts.username)
+    if not usable:
+        raise ConfigurationError(f"url {url!r} must be http://HOST:PORT")
+
+
+def _gateway(section: GatewaySection, directory: Path | None) -> GatewaySection:
+    return msgspec.structs.replace(
+        section,
+        tls_cert=None if section.tls_cert is None else _path(section.tls_cert, directory),
+        tls_key=None if section.tls_key is None else _path(section.tls_key, directory),
+    )
+
+
+def _path(value: str, directory: Path | None) -> str:
+    return value if directory is None else str(resolved(value, directory))
+
+
+@contextmanager
+def _naming(source: str, path: str) -> Iterator[None]:
+    """Refusals from here say where in the file it is, those that do not yet."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if str(error).startswith(f"{source}: "):
+            raise
+        raise ConfigurationError(f"{source}: {path}: {error}") from None

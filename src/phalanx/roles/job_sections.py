@@ -1,0 +1,117 @@
+"""The parts of `roles.yaml` as they are written there, with their defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from phalanx import settings
+from phalanx.errors import ConfigurationError
+from phalanx.schema.roles import (
+    DeploymentSpec,
+    EngineKind,
+    RouteMode,
+    RoutingSpec,
+    WeightSource,
+    WorkerType,
+    WorkloadType,
+)
+
+
+class GatewaySection(msgspec.Struct, frozen=True, kw_only=True):
+    """The one gateway of the job: the flags of `phalanx gateway` that matter to roles.
+
+    `grpc` is where it listens for robots, on any free port unless it is given.
+    """
+
+    http_host: str = "127.0.0.1"
+    http_port: int = 30000
+    grpc: str = "127.0.0.1:0"
+    api_key: str | None = None
+    admin_key: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    max_message_mib: float = 100.0
+    access_log: bool = False
+
+
+class ControlSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the control process listens on this machine, 0 being any free port, and the bearer key
+    that it asks for.
+    """
+
+    port: int = 0
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigurationError(f"port={self.port} must be from 0 to 65535")
+        if self.key is not None and not (
+            self.key and self.key.isascii() and self.key.isprintable()
+        ):
+            raise ConfigurationError("key must be printable ASCII, and not empty")
+
+
+class LogSection(msgspec.Struct, frozen=True, kw_only=True):
+    """From which `level` on the processes log (None: PHALANX_LOG_LEVEL, else INFO), and where to:
+    a file a process in `directory` (None: beside the job's run file).
+    """
+
+    level: str | None = None
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None and self.level not in settings.LOG_LEVELS:
+            allowed = ", ".join(settings.LOG_LEVELS)
+            raise ConfigurationError(f"level={self.level!r} is not known; allowed: {allowed}")
+
+
+class GroupSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal replicas of a model. `replicas` None: one, or as many as there are `urls`."""
+
+    engine: EngineKind = EngineKind.PHALANX
+    replicas: int | None = None
+    worker: WorkerType = WorkerType.REGULAR
+    ranks: int = 1
+    engine_args: dict[str, Any] = {}
+    urls: tuple[str, ...] = ()
+
+
+class ModelSection(GroupSection, frozen=True, kw_only=True):
+    """A model. It is one group of replicas, described by its own keys, or lists several `groups`,
+    each a `GroupSection`.
+    """
+
+    model: str | None = None
+    groups: list[Any] = []
+    weight_source: WeightSource = WeightSource.STATIC
+    route_mode: RouteMode = RouteMode.DIRECT
+    router_url: str | None = None
+    served_model_name: str | None = None
+    sampling: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    env: dict[str, Any] = {}
+    elastic: bool = True
+    fault_tolerance: bool = True
+
+
+class RoleSection(msgspec.Struct, frozen=True, kw_only=True):
+    """A role. `workload` None: its name, where that is one. Each of `models` is a `ModelSection`."""
+
+    models: dict[Any, Any] = {}
+    workload: WorkloadType | None = None
+    routing: RoutingSpec = RoutingSpec()
+    deployment: DeploymentSpec = DeploymentSpec()
+    expose_engine_urls: bool = True
+
+
+class JobSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file. Each of `roles` is a `RoleSection`."""
+
+    roles: dict[Any, Any]
+    gateway: GatewaySection = GatewaySection()
+    control: ControlSection = ControlSection()
+    log: LogSection = LogSection()

@@ -1,0 +1,172 @@
+"""Which jobs run on this machine: a file a job, which says where its control process is, and a lock
+beside it, which that process holds for as long as it lives.
+
+A process that is killed lets go of its lock, so that a file alone means nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from phalanx import settings
+from phalanx.errors import ConfigurationError, PhalanxError
+
+DEFAULT_NAME = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class NoJobError(PhalanxError, RuntimeError):
+    """No job runs here, or none of that name."""
+
+
+class JobRunsError(ConfigurationError):
+    """A job of that name runs already."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a running job. `key` is the one that its control process asks for."""
+
+    name: str
+    pid: int
+    control_url: str
+    gateway_url: str
+    config: str
+    log_directory: str
+    started_wall_s: float
+    key: str | None = None
+
+
+class RunDirectory:
+    """Where the jobs of this user are written down; `path` is made where it is missing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = settings.cache_dir() / "run" if path is None else path
+
+    def log_directory(self, name: str) -> Path:
+        """Where the processes of job `name` log unless they are told otherwise."""
+        return self._path / f"{name}.logs"
+
+    @contextmanager
+    def claim(self, name: str) -> Iterator[RunFile]:
+        """Be the job `name` for as long as this is open. Raises `JobRunsError` where one is."""
+        check_job_name(name)
+        self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._lock(name).open("a") as lock:
+            while not _taken(lock.fileno()):
+                # Not by somebody who only looked whether a job has it.
+                if _held(lock.fileno()):
+                    raise JobRunsError(self._runs(name))
+            file = RunFile(self._file(name))
+            file.remove()
+            try:
+                yield file
+            finally:
+                file.remove()
+
+    def find(self, name: str | None) -> RunRecord:
+        """The running job of that name, or the only one. Raises `NoJobError`."""
+        if name is None:
+            running = self.running()
+            if len(running) == 1:
+                return running[0]
+            if not running:
+                raise NoJobError("no job is running here; start one with `phalanx up roles.yaml`")
+            names = ", ".join(record.name for record in running)
+            raise NoJobError(f"several jobs are running: {names}; say which one with --name")
+        check_job_name(name)
+        record = self._record(name)
+        if record is None:
+            others = ", ".join(other.name for other in self.running()) or "none"
+            raise NoJobError(f"no job {name!r} is running here; running: {others}")
+        return record
+
+    def running(self) -> tuple[RunRecord, ...]:
+        """Every running job of this user, by name."""
+        names = sorted(path.stem for path in self._path.glob("*.json"))
+        return tuple(record for name in names if (record := self._record(name)) is not None)
+
+    def wait_for_end(self, name: str) -> None:
+        """Until the control process of job `name` is gone; blocks the thread."""
+        try:
+            lock = self._lock(name).open("a")
+        except FileNotFoundError:
+            return
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def _record(self, name: str) -> RunRecord | None:
+        try:
+            with self._lock(name).open("r") as lock:
+                if not _held(lock.fileno()):
+                    return None
+            return msgspec.json.decode(self._file(name).read_bytes(), type=RunRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigurationError(f"cannot read {self._file(name)}: {error}") from None
+
+    def _runs(self, name: str) -> str:
+        record = self._record(name)
+        where = "is starting" if record is None else f"is running (pid {record.pid})"
+        return (
+            f"the job {name!r} {where}; end it with `phalanx down --name {name}`, or give this one"
+            " another --name"
+        )
+
+    def _file(self, name: str) -> Path:
+        return self._path / f"{name}.json"
+
+    def _lock(self, name: str) -> Path:
+        return self._path / f"{name}.lock"
+
+
+class RunFile:
+    """The file of one job, which only whoever claimed its name writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, record: RunRecord) -> None:
+        """Whole or not at all; for this user's eyes alone."""
+        whole = self.path.with_suffix(".new")
+        opened = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(opened, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record)))
+        whole.replace(self.path)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def check_job_name(name: str) -> None:
+    """Refuse what cannot be part of a file's name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"job name {name!r} must begin with a letter or digit and hold only letters, digits,"
+            " '.', '_' and '-', at most 64"
+        )
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _held(lock: int) -> bool:
+    """Whether somebody has the lock for himself."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return False

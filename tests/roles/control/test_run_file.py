@@ -1,0 +1,117 @@
+"""Jobs that run here are found by their file, as long as their process has its lock."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ConfigurationError
+from phalanx.roles.run_file import JobRunsError, NoJobError, RunDirectory, RunRecord
+
+
+def record(name: str = "job", pid: int = 1) -> RunRecord:
+    return RunRecord(
+        name=name,
+        pid=pid,
+        control_url="http://127.0.0.1:1",
+        gateway_url="http://127.0.0.1:2",
+        config="roles.yaml",
+        log_directory="logs",
+        started_wall_s=0.0,
+        key="secret",
+    )
+
+
+@pytest.fixture
+def jobs(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def test_a_job_is_found_by_its_name_and_where_it_is_the_only_one(jobs):
+    with pytest.raises(NoJobError, match="start one with `phalanx up"):
+        jobs.find(None)
+    with jobs.claim("one") as file:
+        assert jobs.running() == ()
+        file.write(record("one"))
+        assert jobs.find("one") == jobs.find(None) == record("one")
+        assert file.path.stat().st_mode & 0o077 == 0, "it holds a key"
+        with pytest.raises(NoJobError, match="no job 'two' is running here; running: one"):
+            jobs.find("two")
+        with jobs.claim("two") as second:
+            second.write(record("two"))
+            with pytest.raises(NoJobError, match="one, two; say which one with --name"):
+                jobs.find(None)
+    with pytest.raises(NoJobError):
+        jobs.find("one")
+
+
+def test_a_name_is_taken_once(jobs):
+    with jobs.claim("job") as file:
+        with pytest.raises(JobRunsError, match="'job' is starting"), jobs.claim("job"):
+            pass
+        file.write(record(pid=77))
+        with pytest.raises(
+            JobRunsError, match=r"\(pid 77\); end it with `phalanx down --name job`"
+        ):
+            with jobs.claim("job"):
+                pass
+        assert jobs.find("job").pid == 77
+    with jobs.claim("job"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a" * 65])
+def test_a_name_that_is_no_file_is_refused(jobs, name):
+    with pytest.raises(ConfigurationError, match="job name"), jobs.claim(name):
+        pass
+    with pytest.raises(ConfigurationError, match="job name"):
+        jobs.find(name)
+
+
+def test_a_file_that_cannot_be_read_is_named(jobs):
+    with jobs.claim("job") as file:
+        file.path.write_text("{")
+        with pytest.raises(ConfigurationError, match=r"cannot read .*job\.json"):
+            jobs.find("job")
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from phalanx.roles.run_file import RunDirectory, RunRecord
+with RunDirectory(Path(sys.argv[1])).claim("job") as file:
+    file.write(RunRecord(name="job", pid=1, control_url="", gateway_url="", config="",
+        log_directory="", started_wall_s=0.0))
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_process_leaves_a_file_that_means_nothing(tmp_path):
+    folder = tmp_path / "run"
+    jobs = RunDirectory(folder)
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        assert jobs.find("job").name == "job"
+        waiting = threading.Thread(target=jobs.wait_for_end, args=("job",))
+        waiting.start()
+        assert waiting.is_alive()
+        process.send_signal(signal.SIGKILL)
+        waiting.join()
+    assert Path(folder, "job.json").exists()
+    with pytest.raises(NoJobError):
+        jobs.find("job")
+    with jobs.claim("job"):
+        assert not Path(folder, "job.json").exists()
+
+
+def test_nobody_is_waited_for_where_there_was_no_job(jobs):
+    jobs.wait_for_end("never")
