@@ -56,8 +56,21 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(help="Bearer token to ask for.", rich_help_panel=_LISTEN)
     ] = None,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option(help="PEM file: speak TLS with this certificate.", rich_help_panel=_LISTEN),
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="PEM file: its private key.", rich_help_panel=_LISTEN)
+    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name on /v1.", rich_help_panel=_LISTEN)
+    ] = None,
+    weight_source: Annotated[
+        str | None,
+        typer.Option(
+            help="static refuses weights from trainers. [dynamic]", rich_help_panel=_LISTEN
+        ),
     ] = None,
     role: Annotated[
         str | None,
@@ -160,7 +173,10 @@ def serve(
         "server.http_port": http_port,
         "server.gateway": gateway,
         "server.api_key": api_key,
+        "server.tls_cert": tls_cert,
+        "server.tls_key": tls_key,
         "server.served_model_name": served_model_name,
+        "server.weight_source": weight_source,
         "server.role": role,
         "server.bootstrap_port": bootstrap_port,
         "server.log_json": log_json,

@@ -21,6 +21,7 @@ from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.serve_config import AdapterSection, LogSection, ServeConfig
 from phalanx.schema.server_config import HTTP_PORT, POLICY_PORT, ServerConfig
+from phalanx.server.tls import load_tls
 
 CHECKPOINT_KEY = "checkpoint_dir"
 
@@ -66,6 +67,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
         check_policy_server(config.server, source)
     elif on_disk:
         refuse_policy_keys(config.server, config.adapter, plugin.name, source)
+    load_tls(config.server)
     port = HTTP_PORT if policy is None else POLICY_PORT
     server = config.server if config.server.port is not None else replace(config.server, port=port)
     return ServePlan(

@@ -14,6 +14,7 @@ MAX_PORT = 65535
 HTTP_PORT = 30000
 POLICY_PORT = 50063
 ROLES = ("both", "prefill", "decode")
+WEIGHT_SOURCES = ("static", "dynamic")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `drain_timeout_s` for running requests, then aborts them. `incremental_streaming_output`:
     chunks of `/generate` streams hold what is new instead of everything so far. `log_json`: access
     log lines are JSON objects.
+
+    `weight_source`: a `static` server serves the weights of its checkpoint and refuses all others, a
+    `dynamic` one takes new ones from a trainer; a body that brings weights may have
+    `max_weights_bytes`. With `tls_cert` and `tls_key` (PEM files) every port speaks TLS.
 
     `role`: `both` answers alone; `prefill` and `decode` servers share the work of requests that a
     router pairs. A prefill server is asked for what it computed at `bootstrap_port` (0: a free one);
@@ -51,6 +56,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     incremental_streaming_output: bool = False
     access_log: bool = True
     log_json: bool = False
+    weight_source: str = "dynamic"
+    max_weights_bytes: int = 4 * 1024 * 1024 * 1024
+    tls_cert: str | None = None
+    tls_key: str | None = None
     role: str = "both"
     bootstrap_port: int = 8998
     handoff_timeout_s: float = 300.0
@@ -67,6 +76,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigurationError("host is empty; give an address such as 127.0.0.1")
         if self.role not in ROLES:
             raise ConfigurationError(f"role={self.role!r}; allowed: {', '.join(ROLES)}")
+        if self.weight_source not in WEIGHT_SOURCES:
+            raise ConfigurationError(
+                f"weight_source={self.weight_source!r}; allowed: {', '.join(WEIGHT_SOURCES)}"
+            )
+        _check_tls(self.tls_cert, self.tls_key)
         _check_port("port", self.port)
         _check_port("http_port", self.http_port)
         _check_port("bootstrap_port", self.bootstrap_port)
@@ -76,6 +90,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_gateway()
         for name, value in (
             ("max_request_bytes", self.max_request_bytes),
+            ("max_weights_bytes", self.max_weights_bytes),
             ("retry_after_s", self.retry_after_s),
             ("max_message_bytes", self.max_message_bytes),
             ("workers", self.workers),
@@ -97,11 +112,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigurationError(
                     f"{name} is told to a gateway; give gateway too, or leave it out"
                 )
+        if self.gateway is not None and self.tls_cert is not None:
+            raise ConfigurationError(
+                "a gateway calls the servers that register at it without TLS; leave tls_cert and "
+                "tls_key out, or gateway"
+            )
         if self.gateway is not None and self.advertise is None and _is_any(self.host):
             raise ConfigurationError(
                 f"host={self.host} stands for every address of this machine, and is none that a "
                 "gateway could call; give advertise=HOST:PORT"
             )
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether others than the checkpoint's weights may be put in."""
+        return self.weight_source == "dynamic"
 
     @property
     def public_name(self) -> str | None:
@@ -128,6 +153,15 @@ def _check_port(name: str, port: int | None) -> None:
         return
     if isinstance(port, bool) or not 0 <= port <= MAX_PORT:
         raise ConfigurationError(f"{name}={port} must be from 0 (any free) to {MAX_PORT}")
+
+
+def _check_tls(cert: str | None, key: str | None) -> None:
+    if (cert is None) != (key is None):
+        given, missing = ("tls_key", "tls_cert") if cert is None else ("tls_cert", "tls_key")
+        raise ConfigurationError(f"{given} needs {missing} too; give both, or neither")
+    for name, path in (("tls_cert", cert), ("tls_key", key)):
+        if path is not None and not path.strip():
+            raise ConfigurationError(f"{name} is empty; give a PEM file or leave it out")
 
 
 def _check_names(served_model_name: str | None, model_name: str | None) -> None:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phalanx.errors import ConfigurationError
 from phalanx.server.protocol import AbortableProtocol
+from phalanx.server.tls import Tls
 
 BACKLOG = 2048
 
@@ -21,7 +22,8 @@ BACKLOG = 2048
 class HttpDoor:
     """Listens when built, answers inside `async with`.
 
-    WebSocket connections are taken where `websocket_bytes`, the largest message, is given.
+    WebSocket connections are taken where `websocket_bytes`, the largest message, is given. With
+    `tls` the port speaks TLS alone.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class HttpDoor:
         *,
         key: str = "port",
         websocket_bytes: int | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Raises `ConfigurationError`, which calls the port `key`, where it cannot listen."""
         self._app = app
         self._listener = _bind(host, port, key)
         bound: int = self._listener.getsockname()[1]
-        self.url = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://[{host}]:{bound}" if ":" in host else f"{scheme}://{host}:{bound}"
         self._server = _Server(
             uvicorn.Config(
                 self._dispatch,
@@ -53,6 +57,8 @@ class HttpDoor:
                 server_header=False,
                 timeout_graceful_shutdown=1,
                 backlog=BACKLOG,
+                ssl_certfile=None if tls is None else tls.cert_path,
+                ssl_keyfile=None if tls is None else tls.key_path,
             )
         )
 

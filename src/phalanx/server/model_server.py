@@ -21,6 +21,7 @@ from phalanx.server.http_door import HttpDoor
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.loading import load_engine
+from phalanx.server.tls import load_tls
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,10 @@ class ModelServer:
         """Serve until `stop`. The callbacks get the base URL: when the port answers, and when
         requests are served. Raises what `engine_factory` raised."""
         config = self._config
+        tls = load_tls(config)
         starting = create_starting_app(config, self._lifecycle, self._clock)
         port = HTTP_PORT if config.port is None else config.port
-        async with HttpDoor(config.host, port, starting) as door:
+        async with HttpDoor(config.host, port, starting, tls=tls) as door:
             if on_bound is not None:
                 on_bound(door.url)
             role = await open_role(config)

@@ -21,6 +21,7 @@ from phalanx.schema.server_config import POLICY_PORT, ServerConfig
 from phalanx.server.policy.backend import Backend
 from phalanx.server.policy.failures import UnauthenticatedError
 from phalanx.server.policy.statuses import REFUSAL, status_of
+from phalanx.server.tls import Tls
 from phalanx.wire.robot_inference import (
     CHECK_HEALTH,
     INFER,
@@ -44,7 +45,9 @@ MAX_ID_LENGTH = 128
 class GrpcDoor:
     """Listens when built, answers inside `async with`; `backend` can be exchanged."""
 
-    def __init__(self, config: ServerConfig, backend: Backend, clock: Clock) -> None:
+    def __init__(
+        self, config: ServerConfig, backend: Backend, clock: Clock, tls: Tls | None = None
+    ) -> None:
         """Raises `ConfigurationError` where it cannot listen."""
         self._backend = backend
         self._clock = clock
@@ -62,7 +65,7 @@ class GrpcDoor:
             )
         )
         self._server.add_generic_rpc_handlers((self._service(),))
-        self.address = self._bind(config)
+        self.address = self._bind(config, tls)
 
     def lead_to(self, backend: Backend) -> None:
         """Let `backend` answer from now on."""
@@ -133,11 +136,11 @@ class GrpcDoor:
                 "send the server's key as the metadata `authorization: Bearer KEY`"
             )
 
-    def _bind(self, config: ServerConfig) -> str:
+    def _bind(self, config: ServerConfig, tls: Tls | None) -> str:
         host = f"[{config.host}]" if ":" in config.host else config.host
         port = POLICY_PORT if config.port is None else config.port
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._open(f"{host}:{port}", tls)
         except RuntimeError:
             bound = 0
         if not bound:
@@ -146,6 +149,12 @@ class GrpcDoor:
                 "address of this machine; choose another port, or 0 for a free one"
             )
         return f"{host}:{bound}"
+
+    def _open(self, address: str, tls: Tls | None) -> int:
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        credentials = grpc.ssl_server_credentials(((tls.key, tls.cert),))
+        return int(self._server.add_secure_port(address, credentials))
 
 
 async def _refuse(context: Context, error: PhalanxError) -> NoReturn:

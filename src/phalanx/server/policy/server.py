@@ -30,6 +30,7 @@ from phalanx.server.policy.http_routes import policy_routes
 from phalanx.server.policy.registration import SelfRegistration
 from phalanx.server.policy.service import PolicyService, ServiceParts
 from phalanx.server.policy.summary import ServedPolicy
+from phalanx.server.tls import Tls, load_tls
 from phalanx.wire.robot_inference import Registration
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,11 @@ class PolicyServer:
     ) -> None:
         """Serve until `stop`. The callbacks are told when the ports answer, and when requests are
         served. Raises what `engine_factory` raised."""
+        tls = load_tls(self._config)
         async with AsyncExitStack() as doors:
-            grpc_door = GrpcDoor(self._config, StartingBackend(), self._clock)
+            grpc_door = GrpcDoor(self._config, StartingBackend(), self._clock, tls)
             await doors.enter_async_context(grpc_door)
-            http_door = await self._open_http(doors)
+            http_door = await self._open_http(doors, tls)
             url = None if http_door is None else http_door.url
             served = ServedPolicy(self._name, self._adapter.info, grpc_door.address, url)
             if on_bound is not None:
@@ -94,7 +96,7 @@ class PolicyServer:
             finally:
                 stopped.cancel()
 
-    async def _open_http(self, doors: AsyncExitStack) -> HttpDoor | None:
+    async def _open_http(self, doors: AsyncExitStack, tls: Tls | None) -> HttpDoor | None:
         config = self._config
         if config.http_port is None:
             return None
@@ -104,6 +106,7 @@ class PolicyServer:
             create_starting_app(config, self._lifecycle, self._clock),
             key="http_port",
             websocket_bytes=config.max_message_bytes,
+            tls=tls,
         )
         return await doors.enter_async_context(door)
 
