@@ -18,9 +18,13 @@ PhalanxError
 |- WeightUpdateError (RuntimeError)      new weights: sent out of order, or incomplete; nothing changed
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
 |  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
+|- RoleOperationError (RuntimeError)     an operation on a role, as its manager was asked for it
+|  |- RoleOperationRefusedError          not allowed in the state it is in; nothing has changed
+|  `- RoleOperationFailedError           begun, and not completed on every replica
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
    |- EngineOverloadedError              its queue is full; the request never started
    `- NoServerError                      a gateway has no server that is ready for the request
+      `- RoleNotReadyError               the model of a role takes no requests now
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ __all__ = [
     "PhalanxDistError",
     "PhalanxError",
     "RequestFailedError",
+    "RoleNotReadyError",
+    "RoleOperationError",
+    "RoleOperationFailedError",
+    "RoleOperationRefusedError",
     "StreamStalledError",
     "UnknownGroupError",
     "UnknownModelError",
@@ -137,6 +145,18 @@ class UnknownGroupError(PhalanxDistError, KeyError):
         return str(self.args[0])
 
 
+class RoleOperationError(PhalanxError, RuntimeError):
+    """A manager did not do what it was asked for a role."""
+
+
+class RoleOperationRefusedError(RoleOperationError):
+    """The role, or one of its replicas, is in a state that does not allow it; nothing has changed."""
+
+
+class RoleOperationFailedError(RoleOperationError):
+    """It was begun, and did not end well on every replica; the message names each, and why."""
+
+
 class EngineUnavailableError(PhalanxError, RuntimeError):
     """The engine is closed, or has failed and can no longer serve."""
 
@@ -154,3 +174,31 @@ class NoServerError(EngineUnavailableError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RoleNotReadyError(NoServerError):
+    """A model of a role takes no requests now; the request was not started.
+
+    `model` and `state` are what it was meant for and what that does, None where the role has no
+    model yet. `phase`, `revision` and `epoch` tell which snapshot of the role says so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        role: str,
+        model: str | None = None,
+        state: str | None = None,
+        phase: str | None = None,
+        revision: int = 0,
+        epoch: str = "",
+        retry_after_s: int = 1,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.role = role
+        self.model = model
+        self.state = state
+        self.phase = phase
+        self.revision = revision
+        self.epoch = epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,7 +83,8 @@ class Launcher(Protocol):
     async def launch(self, launch: ReplicaLaunch) -> LaunchedReplica:
         """Start it and return at once, before it is healthy.
 
-        Raises `ConfigurationError` for what can never start. A failed launch leaves nothing behind.
+        Raises `ConfigurationError` for what can never start. A failed or cancelled launch leaves
+        nothing behind.
         """
         ...
 
@@ -130,10 +131,18 @@ class EngineControl(Protocol):
         ...
 
     async def resident(self) -> frozenset[Tag] | None:
-        """What it holds; None for an engine that cannot say."""
+        """What it holds; None for an engine that cannot say.
+
+        One that can say takes a repeated `release` or `resume` for done, so that those are repeated
+        there after an answer was lost. Any other engine may crash on that.
+        """
         ...
 
     async def weight_version(self) -> str: ...
+
+    async def waits_for_weights(self) -> bool | None:
+        """Whether its weights are lost until new ones are loaded; None for one that cannot say."""
+        ...
 
     async def load_weights(self, path: str, version: str) -> None:
         """Load a checkpoint of the same shapes from disk, as `version`."""
@@ -161,3 +170,23 @@ class ModelRouter(Protocol):
     async def close(self) -> None:
         """Stop the router where we run it."""
         ...
+
+
+OpenRouter = Callable[[str, InferenceModelSpec], Awaitable[ModelRouter]]
+"""Starts or finds the router of a role's model and waits until it answers; given the role's name.
+
+Called for a model of `route_mode: sglang_router` before its first replica. Raises `EngineCallError`
+or `ConfigurationError`, and then leaves nothing behind.
+"""
+
+ConnectEngine = Callable[[str], EngineControl]
+"""The control calls of the engine at a URL; connects at the first call."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """What a manager makes replicas with."""
+
+    launcher: Launcher
+    connect: ConnectEngine
+    open_router: OpenRouter
