@@ -22,6 +22,7 @@ PhalanxError
 |  |- RoleOperationRefusedError          not allowed in the state it is in; nothing has changed
 |  `- RoleOperationFailedError           begun, and not completed on every replica
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
+   |- EngineAsleepError                  it gave memory back; the request never started
    |- EngineOverloadedError              its queue is full; the request never started
    `- NoServerError                      a gateway has no server that is ready for the request
       `- RoleNotReadyError               the model of a role takes no requests now
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DeadlineExceededError",
+    "EngineAsleepError",
     "EngineOverloadedError",
     "EngineUnavailableError",
     "InvalidInputError",
@@ -159,6 +161,18 @@ class RoleOperationFailedError(RoleOperationError):
 
 class EngineUnavailableError(PhalanxError, RuntimeError):
     """The engine is closed, or has failed and can no longer serve."""
+
+
+class EngineAsleepError(EngineUnavailableError):
+    """The engine gave memory back, or waits for weights; the request was not started.
+
+    Nothing wakes it but `control(Wake())` and new weights. `retry_after_s` is when it is worth
+    sending the request again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineOverloadedError(EngineUnavailableError):

@@ -9,6 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from phalanx.clock import Clock
 from phalanx.errors import NoServerError
@@ -17,6 +20,17 @@ from phalanx.routing.snapshot import Server
 
 LEFT = "CANCELLED"
 """What a request came to that has told nothing: its caller has left it."""
+
+
+class Countable(Protocol):
+    """What requests are sent to, and counted at by its `server_id`."""
+
+    @property
+    def server_id(self) -> str: ...
+
+
+ServerT = TypeVar("ServerT", bound=Countable, default=Server)
+ServerT_co = TypeVar("ServerT_co", bound=Countable, default=Server, covariant=True)
 
 
 class _Account:
@@ -29,7 +43,7 @@ class _Account:
         self.turn = 0
 
 
-class Ticket:
+class Ticket(Generic[ServerT_co]):
     """One request at one server, counted from `InFlight.acquire` to `release`.
 
     `code`, `served_s` and `message` are its outcome.
@@ -37,13 +51,18 @@ class Ticket:
 
     __slots__ = ("_release", "code", "message", "served_s", "server", "started_s")
 
-    def __init__(self, server: Server, started_s: float, release: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self,
+        server: ServerT_co,
+        started_s: float,
+        release: Callable[[Ticket[ServerT_co]], None],
+    ) -> None:
         self.server = server
         self.started_s = started_s
         self.code = LEFT
         self.served_s: float | None = None
         self.message = ""
-        self._release: Callable[[Ticket], None] | None = release
+        self._release: Callable[[Ticket[ServerT_co]], None] | None = release
 
     def outcome(self, code: str, *, served_s: float | None = None, message: str = "") -> None:
         """What the request came to: a gRPC status by name, or an HTTP status in digits.
@@ -59,7 +78,7 @@ class Ticket:
         if release is not None:
             release(self)
 
-    def __enter__(self) -> Ticket:
+    def __enter__(self) -> Ticket[ServerT_co]:
         return self
 
     def __exit__(
@@ -71,10 +90,7 @@ class Ticket:
         self.release()
 
 
-Listener = Callable[[Ticket, float], None]
-
-
-class InFlight:
+class InFlight(Generic[ServerT]):
     """Counts by server id. Belongs to one thread, which alone acquires and releases.
 
     `on_idle` is called with the id of a server whose last request has left.
@@ -82,7 +98,7 @@ class InFlight:
 
     def __init__(self, clock: Clock, on_idle: Callable[[str], None]) -> None:
         self._clock = clock
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[Callable[[Ticket[ServerT], float], None], ...] = ()
         self._accounts: dict[str, _Account] = {}
         self._turns = itertools.count(1)
         self._on_idle = on_idle
@@ -96,13 +112,13 @@ class InFlight:
         return sum(account.num_in_flight for account in self._accounts.values())
 
     def acquire(
-        self, candidates: Sequence[Server], exclude: frozenset[str] = frozenset()
-    ) -> Ticket:
+        self, candidates: Sequence[ServerT], exclude: frozenset[str] = frozenset()
+    ) -> Ticket[ServerT]:
         """Count one more at the least busy candidate that is not excluded.
 
         Raises `NoServerError` where all are.
         """
-        chosen: Server | None = None
+        chosen: ServerT | None = None
         best: _Account | None = None
         accounts = self._accounts
         for server in candidates:
@@ -126,7 +142,7 @@ class InFlight:
         best.turn = next(self._turns)
         return Ticket(chosen, self._clock.monotonic_s(), self._released)
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Callable[[Ticket[ServerT], float], None]) -> None:
         """Tell `listener` of each request that leaves, and how many seconds it was there."""
         self._listeners = (*self._listeners, listener)
 
@@ -135,7 +151,7 @@ class InFlight:
         account = self._accounts.pop(server_id, None)
         assert account is None or account.num_in_flight == 0
 
-    def _released(self, ticket: Ticket) -> None:
+    def _released(self, ticket: Ticket[ServerT]) -> None:
         if self._listeners:
             duration_s = self._clock.monotonic_s() - ticket.started_s
             for listener in self._listeners:

@@ -58,6 +58,7 @@ class RoleReplica:
         return (
             self.state is ReplicaState.READY
             and self.base_url is not None
+            and not self.blocked
             and self.worker_type is WorkerType.REGULAR
         )
 

@@ -1,0 +1,72 @@
+"""Where one request of a role goes: resolved, chosen and counted in one step.
+
+The gateway and direct clients choose here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from phalanx.clock import Clock
+from phalanx.errors import NoServerError
+from phalanx.routing.load import InFlight, Ticket
+from phalanx.routing.resolver import RETRY_AFTER_S
+from phalanx.routing.roles.affinity import Affinity
+from phalanx.routing.roles.resolver import RoleSelector, RouterTarget, resolve
+from phalanx.routing.roles.snapshot import RoleModel, RoleReplica, RoleSnapshot
+from phalanx.schema.roles import RoutingPolicy
+
+RoleServer = RoleReplica | RouterTarget
+"""What a request is sent to; both have `server_id` and `base_url`."""
+
+
+class RoleBalancer:
+    """Counts the requests of one role. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.load: InFlight[RoleServer] = InFlight(clock, on_idle=self._idle)
+        self._affinity = Affinity()
+        self._present: frozenset[str] = frozenset()
+
+    def acquire(
+        self,
+        snapshot: RoleSnapshot,
+        selector: RoleSelector,
+        *,
+        direct: bool,
+        affinity: str | None = None,
+        exclude: frozenset[str] = frozenset(),
+    ) -> tuple[RoleModel, Ticket[RoleServer]]:
+        """The model that is asked for, and the request counted at its router or at one replica.
+
+        `affinity` is the key of policy `affinity`; without one the least busy replica is chosen, as
+        by the other policy. `exclude` are `server_id`s that were tried. Raises as `resolve` does, and
+        `NoServerError` where all were tried. The caller releases the ticket whatever happens.
+        """
+        target = resolve(snapshot, selector, direct=direct)
+        choices: tuple[RoleServer, ...]
+        if isinstance(target, RouterTarget):
+            choices = (target,)
+        elif affinity is None or snapshot.content.routing.policy is not RoutingPolicy.AFFINITY:
+            choices = target.candidates
+        else:
+            preferred = self._affinity.prefer(affinity, target.candidates, exclude)
+            if preferred is None:
+                raise NoServerError(
+                    "every replica that could take this request has been tried; send it again later",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            choices = (preferred,)
+        return target.model, self.load.acquire(choices, exclude)
+
+    def keep(self, snapshot: RoleSnapshot) -> None:
+        """Drop the counts of replicas that `snapshot` has no longer, once their requests have left."""
+        gone = self._present
+        self._present = frozenset(
+            replica.server_id for model in snapshot.content.models for replica in model.replicas
+        )
+        for server_id in gone - self._present:
+            if self.load.count(server_id) == 0:
+                self.load.forget(server_id)
+
+    def _idle(self, server_id: str) -> None:
+        if server_id not in self._present:
+            self.load.forget(server_id)
