@@ -197,6 +197,49 @@ def child_environment(values: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+_OF_THE_MACHINE = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TMPDIR",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "CUDA_HOME",
+        "CUDA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+        "XDG_CACHE_HOME",
+        "XDG_RUNTIME_DIR",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "OMP_NUM_THREADS",
+        "PYTHONDONTWRITEBYTECODE",
+        PREFIX + "CACHE_DIR",
+    }
+)
+_OF_THE_PYTHON = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
+
+
+def machine_environment(values: Mapping[str, str], *, same_python: bool) -> dict[str, str]:
+    """What of this process's environment tells of the machine, with `values` over it.
+
+    For a process whose configuration is complete without the rest: nothing that was set for this
+    process, or for another one, reaches it. `same_python`: it runs this interpreter, and gets
+    its import path too.
+    """
+    kept = _OF_THE_MACHINE | _OF_THE_PYTHON if same_python else _OF_THE_MACHINE
+    machine = {
+        name: value for name, value in os.environ.items() if name in kept or name.startswith("LC_")
+    }
+    return {**machine, **values}
+
+
 def limit_thread_spinning() -> None:
     """Let waiting OpenMP threads sleep after a short spin, unless the user has chosen otherwise.
 

@@ -1,0 +1,270 @@
+"""The command that starts one replica of a model: a function of its specification alone, so that
+nothing that was set for another model or role reaches it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from phalanx import settings
+from phalanx.errors import ConfigurationError
+from phalanx.roles.child_process import Command
+from phalanx.roles.contracts import ReplicaLaunch
+from phalanx.schema.roles import EngineGroupSpec, EngineKind, WeightSource, WorkerType
+
+PHALANX_FLAGS = frozenset(
+    {
+        "api_key",
+        "base_port",
+        "context_length",
+        "device",
+        "devices",
+        "dtype",
+        "log_json",
+        "log_level",
+        "max_batch_size",
+        "max_step_tokens",
+        "native_operators",
+        "num_threads",
+        "pool_tokens",
+        "quantization",
+        "replicas",
+        "seed",
+        "tls_cert",
+        "tls_key",
+        "tp",
+    }
+)
+"""Flags of `phalanx serve` that an engine group may have; any key with a dot goes to its --set."""
+_WORKER_TYPE = "say it as the group's worker_type"
+_LAUNCHER = "the launcher chooses it"
+_WEIGHTS = "say it as the model's weight_source"
+_PATH, _NAME = "say it as the model's path", "say it as the model's served_model_name"
+PHALANX_OWN: Mapping[str, str] = {
+    "model": _PATH,
+    "plugin_args.checkpoint_dir": _PATH,
+    "served_model_name": _NAME,
+    "server.served_model_name": _NAME,
+    "server.model_name": _NAME,
+    "host": _LAUNCHER,
+    "server.host": _LAUNCHER,
+    "port": _LAUNCHER,
+    "server.port": _LAUNCHER,
+    "role": _WORKER_TYPE,
+    "server.role": _WORKER_TYPE,
+    "bootstrap_port": _LAUNCHER,
+    "server.bootstrap_port": _LAUNCHER,
+    "weight_source": _WEIGHTS,
+    "server.weight_source": _WEIGHTS,
+    "log_file": "each replica's log is kept by the launcher",
+    "log.file": "each replica's log is kept by the launcher",
+}
+"""What an engine group cannot say, and what to do instead."""
+SGLANG_OWN: Mapping[str, str] = {
+    "model": _PATH,
+    "model_path": _PATH,
+    "served_model_name": _NAME,
+    "host": _LAUNCHER,
+    "port": _LAUNCHER,
+    "disaggregation_mode": _WORKER_TYPE,
+    "disaggregation_bootstrap_port": _LAUNCHER,
+    "nnodes": "say it as the group's nodes_per_replica",
+    "node_rank": _LAUNCHER,
+    "dist_init_addr": _LAUNCHER,
+}
+BOOTSTRAP_PORT = "bootstrap_port"
+_SIZES = ("tp", "tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size", "dp_size")
+
+
+@dataclass(frozen=True)
+class EnginePrograms:
+    """What is run for each kind of engine; the replica's flags follow."""
+
+    phalanx: tuple[str, ...] = (
+        sys.executable,
+        "-P",
+        "-c",
+        "from phalanx.cli.main import main; main()",
+        "serve",
+    )
+    sglang: tuple[str, ...] = (sys.executable, "-m", "sglang.launch_server")
+
+    @classmethod
+    def with_sglang(cls, python: str) -> EnginePrograms:
+        """SGLang of another environment, by its interpreter."""
+        return cls(sglang=(python, "-m", "sglang.launch_server"))
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where the replica listens; `bootstrap_port` is that of a prefill worker."""
+
+    host: str
+    port: int
+    bootstrap_port: int | None = None
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def engine_command(
+    launch: ReplicaLaunch, address: ListenAddress, programs: EnginePrograms
+) -> Command:
+    """Raises `ConfigurationError` for what can never start."""
+    group = launch.group
+    _check_machine(launch)
+    # Where the launcher listens is in `address`, also what was asked of it for this replica.
+    extra = {name: value for name, value in launch.extra_args.items() if name != BOOTSTRAP_PORT}
+    options = {**group.engine_args, **extra}
+    match group.engine:
+        case EngineKind.PHALANX:
+            program, flags = programs.phalanx, _phalanx_flags(launch, address, options)
+        case EngineKind.SGLANG:
+            program, flags = programs.sglang, _sglang_flags(launch, address, options)
+        case EngineKind.EXTERNAL:
+            raise ConfigurationError(
+                f"{launch.engine_id} is external, run by somebody else; nothing can be started"
+            )
+    return Command((*program, *flags), _environment(launch, program[0]))
+
+
+def slot(launch: ReplicaLaunch) -> int:
+    """Which replica of its group it is, where `ordinal` counts those of all of the model's groups."""
+    earlier = launch.model.engine_groups[: launch.group_index]
+    return launch.ordinal - sum(group.num_replicas for group in earlier)
+
+
+def _check_machine(launch: ReplicaLaunch) -> None:
+    if launch.group.nodes_per_replica > 1:
+        raise ConfigurationError(
+            f"{launch.engine_id}: nodes_per_replica={launch.group.nodes_per_replica}, but here are"
+            " the processes of one machine; use 1, or engine: external"
+        )
+    path = launch.model.model_path
+    if path.startswith(("/", "./", "../", "~")) and not os.path.isdir(os.path.expanduser(path)):
+        raise ConfigurationError(
+            f"model {launch.model.name!r}: model_path={path!r} is no directory; give that of a"
+            " checkpoint"
+        )
+
+
+def _phalanx_flags(
+    launch: ReplicaLaunch, address: ListenAddress, options: Mapping[str, object]
+) -> list[str]:
+    model, group = launch.model, launch.group
+    flags = ["--model", os.path.expanduser(model.model_path)]
+    flags += ["--host", address.host, "--port", str(address.port)]
+    flags += ["--served-model-name", model.public_name]
+    if not model.needs_weight_update:
+        flags += ["--weight-source", "static"]
+    if group.worker_type is not WorkerType.REGULAR:
+        flags += ["--role", group.worker_type.value]
+    if address.bootstrap_port is not None:
+        flags += ["--bootstrap-port", str(address.bootstrap_port)]
+    if group.ranks_per_replica > 1 and not _says_ranks(options):
+        flags += ["--tp", str(group.ranks_per_replica)]
+    for name, value in options.items():
+        if value is None:
+            continue
+        _refuse_own(launch, name, PHALANX_OWN)
+        if "." in name:
+            flags += ["--set", f"{name}={_json(value)}"]
+            continue
+        plain = name.replace("-", "_")
+        if plain not in PHALANX_FLAGS:
+            raise _unknown(launch, name)
+        flags += _flag(plain, value, ",")
+    return flags
+
+
+def _says_ranks(options: Mapping[str, object]) -> bool:
+    return any(name == "tp" or name.startswith("parallel.") for name in options)
+
+
+def _sglang_flags(
+    launch: ReplicaLaunch, address: ListenAddress, options: Mapping[str, object]
+) -> list[str]:
+    model, group = launch.model, launch.group
+    plain = {name.replace("-", "_"): value for name, value in options.items()}
+    # Without these two nothing is freed, and weights that nobody sends again are lost.
+    plain.setdefault("enable_memory_saver", True)
+    if model.weight_source is WeightSource.STATIC:
+        plain.setdefault("enable_weights_cpu_backup", True)
+    if group.ranks_per_replica > 1 and not any(size in plain for size in _SIZES):
+        plain["tp_size"] = group.ranks_per_replica
+    flags = ["--model-path", os.path.expanduser(model.model_path)]
+    flags += ["--host", address.host, "--port", str(address.port)]
+    flags += ["--served-model-name", model.public_name]
+    if group.worker_type is not WorkerType.REGULAR:
+        flags += ["--disaggregation-mode", group.worker_type.value]
+    if address.bootstrap_port is not None:
+        flags += ["--disaggregation-bootstrap-port", str(address.bootstrap_port)]
+    for name, value in plain.items():
+        _refuse_own(launch, name, SGLANG_OWN)
+        flags += _flag(name, value, None)
+    return flags
+
+
+def _flag(name: str, value: object, separator: str | None) -> list[str]:
+    """A flag with its value; a list's values are joined, or follow one another (None)."""
+    flag = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, (list, tuple)):
+        words = [str(one) for one in value]
+        return [flag, separator.join(words)] if separator is not None else [flag, *words]
+    return [flag, str(value) if isinstance(value, (str, int, float)) else _json(value)]
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _refuse_own(launch: ReplicaLaunch, name: str, own: Mapping[str, str]) -> None:
+    reason = own.get(name.replace("-", "_"))
+    if reason is not None:
+        raise ConfigurationError(
+            f"model {launch.model.name!r}: engine_args has {name!r}; {reason}, and leave it out"
+        )
+
+
+def _unknown(launch: ReplicaLaunch, name: str) -> ConfigurationError:
+    near = difflib.get_close_matches(name.replace("-", "_"), PHALANX_FLAGS, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "give a flag of phalanx serve"
+    return ConfigurationError(
+        f"model {launch.model.name!r}: engine_args has {name!r}, which phalanx serve does not have;"
+        f" {hint} A key of its configuration is written with its section, as plugin_args.page_size"
+    )
+
+
+def _environment(launch: ReplicaLaunch, program: str) -> dict[str, str]:
+    model = launch.model
+    values = {"PYTHONUNBUFFERED": "1", **_devices(launch.group, launch)}
+    return settings.machine_environment(
+        {**values, **model.env_vars}, same_python=program == sys.executable
+    )
+
+
+def _devices(group: EngineGroupSpec, launch: ReplicaLaunch) -> dict[str, str]:
+    """Only the GPUs that the placement gives to this replica."""
+    if group.placement is None or not group.placement.gpu_ids:
+        return {}
+    ids, ranks = group.placement.gpu_ids, group.ranks_per_replica
+    first = slot(launch) * ranks
+    mine = ids[first : first + ranks]
+    if len(mine) < ranks:
+        raise ConfigurationError(
+            f"{launch.engine_id} needs {ranks} GPUs, and the placement of its group has {len(ids)}"
+            f" for {len(ids) // ranks} replicas; place fewer replicas, or give more gpu_ids"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
