@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlOp, Question, WeightAnswer
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.observation import Actions, Observation, PolicyInfo
@@ -207,8 +207,20 @@ class BatchingEntry(_Plugin):
         """
 
     def control(self, op: ControlOp) -> bool:
-        """Apply `op` between two ticks; False where it was refused."""
+        """Apply `op` between two ticks; False where it was refused.
+
+        Every rank of a replica gets it at the same point. `InvalidRequestError`,
+        `WeightUpdateError` and `RequestFailedError` reach the caller, on all ranks alike, and
+        leave everything as it was; any other exception breaks the replica.
+        """
         raise NotImplementedError(f"plugin {self.name!r} has no control operations")
+
+    def ask(self, question: Question) -> WeightAnswer:
+        """Answer between two ticks, on every rank, of which the output rank's answer counts.
+
+        Errors as those of `control`.
+        """
+        raise NotImplementedError(f"plugin {self.name!r} answers no questions about weights")
 
     def statistics(self) -> LoopStatistics:
         """Counters; called from the loop's thread."""

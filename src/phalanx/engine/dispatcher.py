@@ -7,26 +7,50 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from phalanx.engine.boundary import run_every
 from phalanx.engine.executors.base import ReplicaExecutor
+from phalanx.engine.replicas import combined
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, Sink
 from phalanx.errors import EngineOverloadedError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Entry
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import (
+    ControlAnswer,
+    ControlOp,
+    JoinWeightGroup,
+    Question,
+    Sleep,
+    Wake,
+    WeightAnswer,
+)
 from phalanx.schema.limits import Limits
-from phalanx.schema.statistics import EngineStatistics
+from phalanx.schema.statistics import EngineMemory, EngineStatistics, LoopStatistics
 
 
 class RequestDispatcher:
     """The replicas of an engine. `requests` chooses one for each request as it accepts it."""
 
-    def __init__(self, replicas: Sequence[ReplicaExecutor], requests: RequestTable) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaExecutor],
+        requests: RequestTable,
+        num_ranks: int = 1,
+        *,
+        guarded: bool = True,
+    ) -> None:
+        """`num_ranks` of each replica. Unless `guarded`, the replica alone decides whether it may
+        fall asleep and what it takes then: other processes answer for it too, and must agree.
+        """
         self._replicas = tuple(replicas)
         self._requests = requests
+        self._num_ranks = num_ranks
+        self._guarded = guarded
         self._control_lock = threading.Lock()
 
     @property
@@ -64,9 +88,27 @@ class RequestDispatcher:
 
     def control(self, op: ControlOp) -> bool:
         """Apply `op` on every replica; False where one of them refused it."""
-        with self._control_lock:  # so that all replicas get operations in the same order
-            answers = [replica.control(op) for replica in self._replicas]
-        return all([answer.result() for answer in answers])
+        if isinstance(op, Sleep) and self._guarded:
+            return self._sleep(op)
+        try:
+            return all(self._apply(op))
+        finally:
+            self._settle()
+
+    def ask(self, question: Question) -> tuple[WeightAnswer, ...]:
+        """The answer of each replica."""
+        answers = self._apply(question)
+        return tuple([answer for answer in answers if not isinstance(answer, bool)])
+
+    def memory(self) -> EngineMemory:
+        """Which tags are asleep on some replica; without the bytes that are resident."""
+        loop = self._loop
+        return EngineMemory(asleep=loop.asleep, waiting_for_weights=loop.waiting_for_weights)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that compute the replicas."""
+        return tuple({pid for replica in self._replicas for pid in replica.pids})
 
     def statistics(self) -> EngineStatistics:
         return self._requests.statistics([replica.loop_statistics for replica in self._replicas])
@@ -74,3 +116,45 @@ class RequestDispatcher:
     def close(self) -> None:
         """Close the replicas, the last one first."""
         run_every([partial(replica.close) for replica in reversed(self._replicas)])
+
+    def _sleep(self, op: Sleep) -> bool:
+        """All replicas fall asleep or none does, and no request slips in meanwhile."""
+        before = self.memory()
+        computes = before.ready and not self._loop.paused
+        repeated = op.tags <= before.asleep
+        if not self._requests.begin_sleep(only_idle=computes and not repeated):
+            return False
+        try:
+            applied = self._apply(op)
+            if any(applied) and not all(applied):
+                self._apply(Wake(op.tags - before.asleep))
+            return all(applied)
+        finally:
+            self._settle()
+            self._requests.end_sleep()
+
+    def _apply(self, op: ControlOp | Question) -> list[ControlAnswer]:
+        """What every replica answers, when the last one has; the first error of one is raised."""
+        with self._control_lock:  # so that all replicas get operations in the same order
+            answers = [
+                replica.control(_for_replica(op, index, self._num_ranks))
+                for index, replica in enumerate(self._replicas)
+            ]
+        wait(answers)
+        return [answer.result() for answer in answers]
+
+    def _settle(self) -> None:
+        if self._guarded:
+            self._requests.settle(self.memory)
+
+    @property
+    def _loop(self) -> LoopStatistics:
+        loop = combined([replica.loop_statistics for replica in self._replicas])
+        return LoopStatistics() if loop is None else loop
+
+
+def _for_replica(op: ControlOp | Question, index: int, num_ranks: int) -> ControlOp | Question:
+    """`op` as replica `index` gets it: each has ranks of its own in a group with a trainer."""
+    if not isinstance(op, JoinWeightGroup):
+        return op
+    return msgspec.structs.replace(op, rank_offset=op.rank_offset + index * num_ranks)

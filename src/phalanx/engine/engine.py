@@ -33,12 +33,12 @@ from phalanx.engine.training import Training, not_here
 from phalanx.engine.weight_update import WeightUpdate
 from phalanx.engine_config import EngineArgs, EngineConfig, RuntimeConfig, use_engine_config
 from phalanx.errors import (
+    EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidInputError,
 )
 from phalanx.plugin import BatchingEntry, Entry
-from phalanx.schema.control import ControlOp
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.launch import Mode, choose_mode
 from phalanx.schema.limits import Limits
@@ -96,7 +96,12 @@ class Engine(Training):
             self._clock,
         )
         self._device_use = create_device_use(self._mode, self._config, self._deployment)
-        self._startup = Startup(running, self._requests)
+        # A launcher's ranks of one replica each have an engine, which see requests at other times.
+        guarded = self._mode is not Mode.EXTERNAL or world == 1
+        dispatch = partial(
+            RequestDispatcher, requests=self._requests, num_ranks=world, guarded=guarded
+        )
+        self._startup = Startup(running, self._requests, dispatch)
         # Loop threads and workers must have ended before the interpreter goes away.
         atexit.register(self.close)
         if self._deployment.auto_start:
@@ -119,13 +124,14 @@ class Engine(Training):
 
         It can be cancelled until the request reaches the plugin, in workers not at all. Its
         callbacks run on a thread of the engine and must not wait for anything. On a closed or failed engine
-        it has failed already; a request that is refused for its own sake raises here.
+        it has failed already; a request that is refused for its own sake, or by an engine that is
+        full or asleep, raises here.
         """
         sink = FutureSink()
         try:
             checked_rid, dispatcher = self._check(request, rid)
             dispatcher.submit(checked_rid, request, sink)
-        except EngineOverloadedError:
+        except (EngineAsleepError, EngineOverloadedError):
             raise
         except EngineUnavailableError as error:
             sink.future.set_exception(error)
@@ -152,13 +158,6 @@ class Engine(Training):
         """
         live, dispatcher = self._requests.find(rid), self._startup.current
         return live is not None and dispatcher is not None and dispatcher.cancel(live)
-
-    def control(self, op: ControlOp) -> bool:
-        """Apply `op` on every replica, between two steps; False where one of them refused it.
-
-        Returns when it has been applied; after `Pause(ABORT)` the aborted requests have ended.
-        """
-        return self._started().control(op)
 
     def statistics(self) -> EngineStatistics:
         """Counts of requests, in all and by replica, and loops' newest counters; never waits."""
@@ -248,6 +247,9 @@ class Engine(Training):
         finally:
             if self._startup.current is None:  # nothing to close, and nothing ever will be
                 atexit.unregister(self.close)
+
+    def _current(self) -> RequestDispatcher | None:
+        return self._startup.current
 
     def _single_core(self, verb: str) -> RequestDispatcher:
         if self._mode is Mode.LOCAL:

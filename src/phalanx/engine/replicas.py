@@ -108,13 +108,19 @@ def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:
     counts = {
         name: sum(getattr(loop, name) for loop in known)
         for name in LoopStatistics.__struct_fields__
-        if name not in ("paused", "stage_s")
+        if name not in ("paused", "asleep", "waiting_for_weights", "stage_s")
     }
     stage_s: Counter[str] = Counter()
     for loop in known:
         stage_s.update(loop.stage_s)
     paused = all(loop.paused for loop in known)
-    return LoopStatistics(**counts, paused=paused, stage_s=dict(stage_s))
+    return LoopStatistics(
+        **counts,
+        paused=paused,
+        asleep=frozenset().union(*(loop.asleep for loop in known)),
+        waiting_for_weights=any(loop.waiting_for_weights for loop in known),
+        stage_s=dict(stage_s),
+    )
 
 
 def idle(loop: LoopStatistics) -> LoopStatistics:

@@ -9,15 +9,17 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from phalanx.clock import Clock
+from phalanx.engine.door import Door
 from phalanx.engine.replicas import ReplicaAccount, ReplicaChooser, combined
 from phalanx.engine.sinks import Sink, Wakeable
 from phalanx.engine_config import RuntimeConfig
 from phalanx.errors import (
+    EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidRequestError,
@@ -26,7 +28,7 @@ from phalanx.errors import (
     StreamStalledError,
 )
 from phalanx.plugin import Delta, Event, Failed, Final, Scheduled
-from phalanx.schema.statistics import EngineStatistics, LoopStatistics
+from phalanx.schema.statistics import EngineMemory, EngineStatistics, LoopStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class RequestTable:
         self._stall_timeout_s = runtime.stall_timeout_s
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
+        self._door = Door()
         self._numbers = itertools.count()
         self._fresh_names = itertools.count()
         self._prefix = secrets.token_hex(8)
@@ -81,6 +84,7 @@ class RequestTable:
         with self._lock:
             if self._refusal is not None:
                 raise self.unavailable()
+            self._door.check()
             if rid in self._live:
                 self._refused += 1
                 raise InvalidRequestError(
@@ -193,6 +197,25 @@ class RequestTable:
             if live.sink.mailbox is not None:
                 self._wake({live.sink.mailbox})
 
+    def begin_sleep(self, *, only_idle: bool) -> bool:
+        """Take no requests until `end_sleep`; False, and nothing is changed, where some are live
+        and the engine may only fall asleep without any.
+        """
+        with self._lock:
+            if only_idle and self._live:
+                return False
+            self._door.begin_sleep()
+            return True
+
+    def end_sleep(self) -> None:
+        with self._lock:
+            self._door.end_sleep()
+
+    def settle(self, read: Callable[[], EngineMemory]) -> None:
+        """Take requests from now on, or none, as what is held of memory now allows."""
+        with self._lock:  # so that who reads last decides
+            self._door.settle(read())
+
     def refuse(self, error: EngineUnavailableError) -> None:
         """Accept nothing from now on; the first reason stays."""
         with self._lock:
@@ -297,7 +320,7 @@ class RequestTable:
 
 
 def _request_failure(error: Exception) -> Exception:
-    if isinstance(error, RequestFailedError | InvalidRequestError):
+    if isinstance(error, RequestFailedError | InvalidRequestError | EngineAsleepError):
         return error
     failure = RequestFailedError(str(error) or type(error).__name__)
     failure.__cause__ = error

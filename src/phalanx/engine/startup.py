@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
 from phalanx.engine.boundary import Raised, attempt, run_every
 from phalanx.engine.deployments import Deployment
 from phalanx.engine.dispatcher import RequestDispatcher
+from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.requests import RequestTable
 from phalanx.errors import EngineUnavailableError
 
@@ -14,9 +16,16 @@ from phalanx.errors import EngineUnavailableError
 class Startup:
     """Builds the dispatcher over a deployment's replicas, once; safe to use from any thread."""
 
-    def __init__(self, deployment: Deployment, requests: RequestTable) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        requests: RequestTable,
+        dispatch: Callable[[Sequence[ReplicaExecutor]], RequestDispatcher],
+    ) -> None:
+        """`dispatch` is given the replicas that have started."""
         self._deployment = deployment
         self._requests = requests
+        self._dispatch = dispatch
         self._lock = threading.RLock()
         self._dispatcher: RequestDispatcher | None = None
 
@@ -52,7 +61,7 @@ class Startup:
             self._requests.refuse(reason)
             self._deployment.close()
             raise cause
-        dispatcher = RequestDispatcher(started, self._requests)
+        dispatcher = self._dispatch(started)
         if self._requests.refusal is not None:  # closed meanwhile
             run_every([dispatcher.close, self._deployment.close])
             raise self._requests.unavailable()

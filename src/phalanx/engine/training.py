@@ -4,12 +4,13 @@ rollouts, and new weights, all or nothing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phalanx.engine.dispatcher import RequestDispatcher
-from phalanx.engine.weight_update import SESSION_TTL_S, WeightUpdate
+from phalanx.engine.operating import Operating
+from phalanx.engine.weight_update import SESSION_TTL_S
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.plugin import WeightStore
 
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Training(ABC):
+class Training(Operating):
     """The part of an `Engine` for controllers. Replicas in workers, and a launcher's ranks of which
     there are several, have none of it: an RL framework manages those by itself.
     """
-
-    _weight_update: WeightUpdate
 
     @abstractmethod
     def _single_core(self, verb: str) -> RequestDispatcher:
@@ -67,11 +66,6 @@ class Training(ABC):
         """Drop what was sent; nothing has changed. Allowed at any time."""
         self._single_core("abort_weight_update")
         self._weight_update.abort()
-
-    @property
-    def version(self) -> str:
-        """Version of the weights that are served."""
-        return self._weight_update.version
 
     def _store(self, verb: str) -> WeightStore:
         entry = self._single_core(verb).entry

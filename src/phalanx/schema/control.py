@@ -38,12 +38,15 @@ class Flush(msgspec.Struct, frozen=True, tag="flush"):
 
 
 class ReplaceWeights(msgspec.Struct, frozen=True, tag="replace_weights"):
-    """Put `tensors` (torch tensors by their names in a checkpoint, all of them checked) in place of
-    the old ones, as `version`. Running requests are computed anew, so none mixes two versions.
+    """Put `tensors` (torch tensors by their names in a checkpoint, any of them, all checked) in place
+    of the old ones, as `version` (None: the version stays).
+
+    What running requests have computed is computed anew; their outputs name each version that
+    their tokens came from.
     """
 
     tensors: Mapping[str, Any]
-    version: str
+    version: str | None = None
 
 
 class MemoryTag(enum.StrEnum):
@@ -123,19 +126,59 @@ class LeaveWeightGroup(msgspec.Struct, frozen=True, tag="leave_weight_group"):
 
 
 class ReadWeight(msgspec.Struct, frozen=True, tag="read_weight"):
-    """A question: the first `limit` numbers of a weight, by its name in a checkpoint."""
+    """A question: the first `limit` numbers of a weight, by its name in a checkpoint.
+
+    Answered by a `WeightSample`.
+    """
 
     name: str
     limit: int
 
 
-class CheckWeights(msgspec.Struct, frozen=True, tag="check_weights"):
-    """A question: `checksum`; `snapshot` keeps one, `compare` says what differs from it,
-    `reset_tensors` fills the weights with noise (a test that an update arrives).
+class WeightCheck(enum.StrEnum):
+    """What to do with the weights to learn whether an update arrives.
+
+    `snapshot` remembers what they are, `compare` names those that differ from that since,
+    `checksum` does neither, `reset_tensors` fills them with noise, so that they are no model's.
     """
 
-    action: str
+    SNAPSHOT = "snapshot"
+    COMPARE = "compare"
+    CHECKSUM = "checksum"
+    RESET_TENSORS = "reset_tensors"
 
+
+class CheckWeights(msgspec.Struct, frozen=True, tag="check_weights"):
+    """A question, answered by a `WeightReport`."""
+
+    action: WeightCheck
+
+
+class WeightSample(msgspec.Struct, frozen=True, kw_only=True, tag="weight_sample"):
+    """The first numbers of a weight, row by row; `shape` and `dtype` are the whole weight's."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    values: tuple[float, ...]
+
+
+class WeightReport(msgspec.Struct, frozen=True, kw_only=True, tag="weight_report"):
+    """What a `CheckWeights` found.
+
+    `checksum` is equal for equal weights in replicas of equally many ranks. `differing` names the
+    weights that are not what they were in the snapshot; None where that was not asked.
+    """
+
+    checksum: str
+    differing: tuple[str, ...] | None = None
+
+
+Question = ReadWeight | CheckWeights
+"""What `Engine.ask` takes."""
+WeightAnswer = WeightSample | WeightReport
+ControlAnswer = bool | WeightAnswer
+"""Whether an operation was applied, or what a question asked for."""
 
 ControlOp = (
     Pause
@@ -149,7 +192,5 @@ ControlOp = (
     | JoinWeightGroup
     | ReceiveWeights
     | LeaveWeightGroup
-    | ReadWeight
-    | CheckWeights
 )
-"""Those that ask a question are answered through `Engine.ask`, the others through `Engine.control`."""
+"""What `Engine.control` takes."""

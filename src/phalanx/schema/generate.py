@@ -16,6 +16,10 @@ MAX_TOP_LOGPROBS = 256
 MAX_TOKEN_IDS_LOGPROB = 1024
 
 
+VersionSpan = tuple[str, int]
+"""A version of the weights, and how many tokens in a row it computed."""
+
+
 class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which log-probabilities a request wants beside its tokens.
 
@@ -167,7 +171,7 @@ class SequenceHandoff(msgspec.Struct, frozen=True, kw_only=True):
 
     `output_ids` were sampled with `seed` and have the log-probabilities `logprobs`, where those
     were asked for. Without `kv` there is nothing to read: the completion has ended. `cached_tokens`
-    of the prompt were taken from a cache.
+    of the prompt were taken from a cache. `weight_versions` are those of `output_ids`.
     """
 
     seed: int
@@ -176,6 +180,7 @@ class SequenceHandoff(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     kv: PublishedKV | None = None
     positions: dict[str, int] = {}
+    weight_versions: tuple[VersionSpan, ...] = ()
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +209,7 @@ class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` never splits a character and is None without detokenization. `prompt_logprobs` comes
     once, with the first delta of completion 0. `finish_reason` is set on a completion's last delta.
+    `weight_versions` tells which weights computed its tokens.
     """
 
     index: int = 0
@@ -212,6 +218,7 @@ class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
+    weight_versions: tuple[VersionSpan, ...] = ()
 
     def merged(self, later: GenerateDelta) -> GenerateDelta | None:
         """Both as one delta, or None where they belong to different completions."""
@@ -230,7 +237,16 @@ class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
             finish_reason=later.finish_reason,
+            weight_versions=_joined_spans(self.weight_versions, later.weight_versions),
         )
+
+
+def _joined_spans(
+    first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]
+) -> tuple[VersionSpan, ...]:
+    if not first or not second or first[-1][0] != second[0][0]:
+        return first + second
+    return (*first[:-1], (first[-1][0], first[-1][1] + second[0][1]), *second[1:])
 
 
 def _joined(first: str | None, second: str | None) -> str:
@@ -238,20 +254,27 @@ def _joined(first: str | None, second: str | None) -> str:
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole completion: all its token ids (a stop token included), its text, why it ended."""
+    """One whole completion: all its token ids (a stop token included), its text, why it ended.
+
+    `weight_versions` says which weights computed its tokens, in their order: one span where they
+    were not updated meanwhile. Two neighbouring spans of the same name are an update whose caller
+    gave no version.
+    """
 
     token_ids: tuple[int, ...]
     text: str | None
     finish_reason: FinishReason
     logprobs: TokenLogprobs | None = None
+    weight_versions: tuple[VersionSpan, ...] = ()
 
 
 class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The complete answer to a `GenerateRequest`: `sampling.n` completions of one prompt.
 
     `cached_tokens` of the prompt were taken from a cache; `num_retractions` counts how often the
-    request was pushed back and computed again for want of memory. `handoff` is there for a request
-    that `hands_over`.
+    request was pushed back and computed again, for want of memory or for new weights.
+    `weight_version` is that of the weights when the request ended, or of its last token; the
+    completions tell of each token. `handoff` is there for a request that `hands_over`.
     """
 
     completions: tuple[Completion, ...]
@@ -261,3 +284,8 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: TokenLogprobs | None = None
     weight_version: str = "default"
     handoff: Handoff | None = None
+
+    @property
+    def weight_versions(self) -> tuple[VersionSpan, ...]:
+        """Which weights computed the tokens of the first completion."""
+        return self.completions[0].weight_versions

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from phalanx.errors import EngineAsleepError
+from phalanx.schema.control import ALL_TAGS, MemoryTag
+
 QUEUE_TIME_BUCKETS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
@@ -22,8 +25,9 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     `num_offloaded` those that wait with it there, `last_batch_size` the rows of the newest step,
     `pool_tokens` the capacity of the cache, `pool_used_tokens` the part of it that requests hold,
     and `pool_cached_tokens` the part that is kept for requests to come and given up when room is
-    needed. `stage_s` has the host seconds that each stage of the steps took, where
-    `RuntimeConfig.step_timings` asks for it.
+    needed. `asleep` has the tags whose memory was given back, and `waiting_for_weights` is set where
+    weights were lost that way and new ones have yet to come. `stage_s` has the host seconds that
+    each stage of the steps took, where `RuntimeConfig.step_timings` asks for it.
     """
 
     num_running: int = 0
@@ -43,6 +47,8 @@ class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pool_used_tokens: int = 0
     pool_cached_tokens: int = 0
     paused: bool = False
+    asleep: frozenset[MemoryTag] = frozenset()
+    waiting_for_weights: bool = False
     stage_s: dict[str, float] = {}
 
 
@@ -104,3 +110,40 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     execution_time_s: float = 0.0
     loop: LoopStatistics | None = None
     replicas: tuple[ReplicaStatistics, ...] = ()
+
+
+class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parts of its memory an engine holds, as `Engine.memory` returns it.
+
+    `asleep` are the tags that some replica has given back. `waiting_for_weights`: the memory for the
+    weights is there and some have yet to come. `rss_bytes` is what the processes that compute hold
+    of the host's memory, all together, mapped files included.
+    """
+
+    asleep: frozenset[MemoryTag] = frozenset()
+    waiting_for_weights: bool = False
+    rss_bytes: int = 0
+
+    @property
+    def resident(self) -> frozenset[MemoryTag]:
+        """The tags that every replica holds."""
+        return ALL_TAGS - self.asleep
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine can compute: every tag is resident, and all weights are there."""
+        return not self.asleep and not self.waiting_for_weights
+
+    def refusal(self) -> EngineAsleepError:
+        """Why a request is not taken while the engine is not `ready`."""
+        if self.asleep:
+            tags = ", ".join(sorted(self.asleep))
+            return EngineAsleepError(
+                f"the engine is asleep: it gave the memory of {tags} back; wake it with "
+                "control(Wake()) first. The request was not started"
+            )
+        return EngineAsleepError(
+            "the engine waits for weights, since those that it served were given back with their "
+            "memory; send all of them (LoadWeights, ReplaceWeights or ReceiveWeights) first. The "
+            "request was not started"
+        )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from phalanx.engine.requests import LiveRequest
 from phalanx.engine.sinks import CallerSink
 from phalanx.plugin import BatchingEntry, Entry
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -23,6 +23,11 @@ class ReplicaExecutor(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that compute it, which may compute other replicas too."""
+        ...
 
     @property
     def loop_statistics(self) -> LoopStatistics | None:
@@ -44,8 +49,11 @@ class ReplicaExecutor(Protocol):
         """Ask for an early end; False where that is no longer possible. Takes no lock."""
         ...
 
-    def control(self, op: ControlOp) -> Future[bool]:
-        """Apply `op` between two steps; answered when it has been applied, or refused."""
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
+        """Apply `op` between two steps; answered when it has been applied, or refused (False).
+
+        A question is answered with what it asks for.
+        """
         ...
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -20,7 +21,7 @@ from phalanx.engine.sinks import CallerSink
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import InvalidRequestError
 from phalanx.plugin import BatchingEntry
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -55,6 +56,10 @@ class BatchingExecutor:
         return self._loop.core.limits
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        return (os.getpid(),)
+
+    @property
     def loop_statistics(self) -> LoopStatistics | None:
         return self._loop.statistics
 
@@ -71,7 +76,7 @@ class BatchingExecutor:
             self._loop.post(Cancel(live))
         return True
 
-    def control(self, op: ControlOp) -> Future[bool]:
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
         self._refuse_on_loop_thread("control")
         return self._loop.control(op)
 

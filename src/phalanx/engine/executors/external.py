@@ -14,7 +14,7 @@ from phalanx.engine.ranks import RankPlace
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, QuietSink
 from phalanx.plugin import BatchingEntry, Entry
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -34,6 +34,10 @@ class ExternalExecutor:
     @property
     def limits(self) -> Limits:
         return self._core.limits
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._core.pids
 
     @property
     def loop_statistics(self) -> LoopStatistics | None:
@@ -58,7 +62,7 @@ class ExternalExecutor:
         """Only the output rank can end a request early, and then does so on all ranks."""
         return self._place.is_leader and self._core.cancel(live)
 
-    def control(self, op: ControlOp) -> Future[bool]:
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
         return self._core.control(op)
 
     def close(self) -> None:

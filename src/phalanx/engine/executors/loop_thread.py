@@ -21,11 +21,12 @@ from phalanx.engine.core import EngineCore
 from phalanx.engine.lockstep.messages import Cancel, Close, Control, Message, Start, Wake
 from phalanx.engine.lockstep.turns import Turns
 from phalanx.engine.ranks import Rank
+from phalanx.engine.refusals import REFUSALS
 from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.plugin import BatchingEntry, Failed
-from phalanx.schema.control import ControlOp, Pause, PauseMode
+from phalanx.schema.control import ControlAnswer, ControlOp, Pause, PauseMode, Question
 from phalanx.schema.statistics import LoopStatistics
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Aborting:
     """A pause that is answered when these requests have ended."""
 
     live: tuple[LiveRequest, ...]
-    answer: Future[bool]
+    answer: Future[ControlAnswer]
 
 
 class LoopThread:
@@ -83,9 +84,9 @@ class LoopThread:
         """Leave a message; takes no lock, so that a garbage collector's callback may."""
         self._inbox.put(message)
 
-    def control(self, op: ControlOp) -> Future[bool]:
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
         """Leave an operation; the future is answered in any case."""
-        answer: Future[bool] = Future()
+        answer: Future[ControlAnswer] = Future()
         with self._post_lock:
             if self._stopped:
                 answer.set_exception(self._requests.unavailable())
@@ -173,11 +174,18 @@ class LoopThread:
         self.statistics = entry.statistics()
         return True
 
-    def _apply(self, entry: BatchingEntry, op: ControlOp, answer: Future[bool]) -> None:
+    def _apply(
+        self, entry: BatchingEntry, op: ControlOp | Question, answer: Future[ControlAnswer]
+    ) -> None:
+        applied: ControlAnswer
         try:
-            applied = entry.control(op)
+            applied = entry.ask(op) if isinstance(op, Question) else entry.control(op)
         except NotImplementedError as error:
             answer.set_exception(InvalidRequestError(str(error), field="op"))
+            return
+        except REFUSALS as error:
+            self.statistics = entry.statistics()
+            answer.set_exception(error)
             return
         if applied and isinstance(op, Pause) and op.mode is PauseMode.ABORT:
             running = tuple(live for live in self._requests.live_requests() if live.claimed)

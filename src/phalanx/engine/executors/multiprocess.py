@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+import msgspec
 
 from phalanx.engine.executors.waiting import submit_and_wait
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.replicas import idle
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink
-from phalanx.engine.workers.messages import Answer, Apply, Cancel, Events, Finished, Ready
+from phalanx.engine.workers.messages import (
+    Answer,
+    Apply,
+    Cancel,
+    Events,
+    Finished,
+    PayloadRef,
+    Ready,
+)
+from phalanx.engine.workers.packets import Descriptor
+from phalanx.engine.workers.payload import encode_request
+from phalanx.engine.workers.places import PlacedPayload, place_in_file
 from phalanx.engine.workers.supervisor import WorkerSupervisor
 from phalanx.errors import (
     EngineOverloadedError,
@@ -21,7 +35,7 @@ from phalanx.errors import (
     InvalidRequestError,
 )
 from phalanx.plugin import BatchingEntry, Entry
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question, ReplaceWeights
 from phalanx.schema.events import Event, Failed, Final
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
@@ -64,9 +78,13 @@ class MultiprocessExecutor:
         self._sent: dict[int, Sent] = {}
         # Requests whose caller was interrupted while they were sent: what is said of them is void.
         self._abandoned: set[int] = set()
-        self._answers: dict[int, Future[bool]] = {}
+        self._answers: dict[int, Future[ControlAnswer]] = {}
         self._control_numbers = count()
         self._has_failed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._supervisor.pids
 
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
         self._refuse_on_workers_thread("step")
@@ -107,7 +125,7 @@ class MultiprocessExecutor:
             return self._send(Cancel(live.number))
         return True
 
-    def control(self, op: ControlOp) -> Future[bool]:
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
         if not self._is_batching:
             raise InvalidRequestError(
                 f"plugin {self._plugin.name!r} answers one request at a time and takes no control "
@@ -115,7 +133,12 @@ class MultiprocessExecutor:
                 field="op",
             )
         self._refuse_on_workers_thread("control")
-        answer: Future[bool] = Future()
+        ref: PayloadRef | None = None
+        files: Sequence[Descriptor] = ()
+        if isinstance(op, ReplaceWeights):
+            ref, files = _placed(op, self._world)
+            op = msgspec.structs.replace(op, tensors={})
+        answer: Future[ControlAnswer] = Future()
         with self._lock:
             has_failed = self._has_failed
             number = next(self._control_numbers)
@@ -123,7 +146,7 @@ class MultiprocessExecutor:
                 self._answers[number] = answer
         if has_failed:
             answer.set_exception(self._requests.unavailable())
-        elif not self._send(Apply(number, op)):
+        elif not self._send(Apply(number, op, ref), files):
             with self._lock:
                 # Unless whoever failed the workers has taken and answered it.
                 unanswered = self._answers.pop(number, None) is not None
@@ -224,14 +247,14 @@ class MultiprocessExecutor:
         if future is None:
             self._malformed(placement, f"it answered operation {answer.number}, which is unknown")
         elif answer.refusal is not None:
-            future.set_exception(InvalidRequestError(answer.refusal, field="op"))
+            future.set_exception(answer.refusal.error())
         else:
-            future.set_result(answer.applied)
+            future.set_result(answer.outcome)
 
-    def _send(self, command: Cancel | Apply) -> bool:
+    def _send(self, command: Cancel | Apply, descriptors: Sequence[Descriptor] = ()) -> bool:
         """False where the workers are gone."""
         try:
-            self._supervisor.send(self._replica_id, command)
+            self._supervisor.send(self._replica_id, command, descriptors)
         except EngineUnavailableError:
             return False
         return True
@@ -269,3 +292,15 @@ class MultiprocessExecutor:
                 "engine"
             )
         )
+
+
+def _placed(op: ReplaceWeights, num_readers: int) -> PlacedPayload:
+    """New weights where every rank of a replica finds them."""
+    encoded = encode_request(dict(op.tensors), num_readers)
+    try:
+        return place_in_file(encoded)
+    except OSError as error:
+        raise EngineOverloadedError(
+            f"new weights of {encoded.num_bytes} bytes cannot be sent to the workers now: {error}; "
+            "send fewer at a time, or give the system more shared memory"
+        ) from error

@@ -7,6 +7,7 @@ that takes the turns of submitted requests. Both wait in the same queue.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -26,7 +27,7 @@ from phalanx.errors import (
     RequestFailedError,
 )
 from phalanx.plugin import Entry, Failed, Final
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -77,6 +78,10 @@ class SerialExecutor:
     def limits(self) -> Limits:
         return self._core.limits
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (os.getpid(),)
+
     def step(self, live: LiveRequest, sink: CallerSink, request: Any) -> Any:
         if threading.current_thread() in (self._active, self._worker):
             raise InvalidRequestError(
@@ -115,7 +120,7 @@ class SerialExecutor:
         live.cancelled = True
         return True
 
-    def control(self, op: ControlOp) -> Future[bool]:
+    def control(self, op: ControlOp | Question) -> Future[ControlAnswer]:
         raise InvalidRequestError(
             f"plugin {self.entry.name!r} answers one request at a time and takes no control "
             f"operations such as {type(op).__name__}",

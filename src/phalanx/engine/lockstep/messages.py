@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.engine.requests import LiveRequest
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Apply an operation and answer whether it was applied. `number` counts operations."""
+    """Apply an operation, or answer a question. `number` counts both."""
 
     number: int
-    op: ControlOp
-    answer: Future[bool]
+    op: ControlOp | Question
+    answer: Future[ControlAnswer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from phalanx.engine.workers.cutoff import Cutoff, RankCutoff, map_words
 from phalanx.engine.workers.messages import Apply, Cancel, Command, Events, Reply, Shutdown, Start
 from phalanx.engine.workers.outbox import Outbox
 from phalanx.engine.workers.packets import (
+    Descriptor,
     Packet,
     PacketSocket,
     UndecodablePacketError,
@@ -155,9 +156,14 @@ class ReplicaSender:
                 outbox.put(packet, descriptors)
         return encoded.num_bytes
 
-    def send(self, command: Cancel | Apply | Shutdown, rank: int) -> None:
+    def send(
+        self,
+        command: Cancel | Apply | Shutdown,
+        rank: int,
+        descriptors: Sequence[Descriptor] = (),
+    ) -> None:
         """Send a command to one rank, after what was submitted before; never waits."""
-        self._outboxes[rank].put(self._encoder.encode(command))
+        self._outboxes[rank].put(self._encoder.encode(command), descriptors)
 
     def shut_down(self, reason: str) -> None:
         """Tell every rank to leave, without the requests that none of them has taken yet."""
@@ -192,7 +198,7 @@ class SocketWorkerChannel:
         self._lock = threading.Lock()
 
     def receive(self) -> tuple[Command, Any] | None:
-        """The next command with its decoded request (None for other than `Start`); waits.
+        """The next command with what came along, decoded: a request, or an operation's tensors; waits.
 
         Passes over requests that came too late for a shutdown. None when the parent has closed its
         end. Raises `UndecodablePacketError`, with the request's number where only its payload
@@ -206,6 +212,8 @@ class SocketWorkerChannel:
             command = _decode_message(self._decoder, packet)
             if isinstance(command, Start) and self._cutoff.admits():
                 return command, self._take(command, packet)
+            if isinstance(command, Apply) and command.tensors is not None:
+                return command, self._requests.take(command.tensors, packet.descriptors)
             close_all(packet.descriptors)
             if not isinstance(command, Start):
                 return command, None

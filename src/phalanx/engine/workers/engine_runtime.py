@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from phalanx import log
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine import registry
@@ -17,6 +19,7 @@ from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.core import EngineCore
 from phalanx.engine.executors.batching import BatchingExecutor
 from phalanx.engine.ranks import Rank, RankPlace
+from phalanx.engine.refusals import Refusal
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import Output, Wakeable
@@ -34,9 +37,10 @@ from phalanx.engine.workers.pickled import Pickled
 from phalanx.engine.workers.portable_errors import portable
 from phalanx.engine.workers.runtime import DuringRequestError, WorkerChannel, WorkerRuntime
 from phalanx.engine_config import EngineConfig, EntryArgs
-from phalanx.errors import InvalidRequestError, PhalanxError
+from phalanx.errors import PhalanxError
 from phalanx.log import LogSetup
 from phalanx.plugin import BatchingEntry, Entry, PluginRef
+from phalanx.schema.control import ControlAnswer, ReplaceWeights
 from phalanx.schema.events import Event, Failed, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.placement import WorkerPlacement
@@ -177,6 +181,8 @@ class BatchingRuntime:
                     if found is not None:
                         self._executor.cancel(found)
                 case Apply(number=number, op=op):
+                    if isinstance(op, ReplaceWeights):
+                        op = msgspec.structs.replace(op, tensors=request)
                     answered = self._executor.control(op)
                     if self._outbox is not None:
                         answered.add_done_callback(partial(self._outbox.answer, number))
@@ -245,7 +251,7 @@ class Outbox:
             raise DuringRequestError(number, outcome.error) from outcome.error
         return True
 
-    def answer(self, number: int, answered: Future[bool]) -> None:
+    def answer(self, number: int, answered: Future[ControlAnswer]) -> None:
         """Say what became of an operation, and what it left behind."""
         error = answered.exception()
         if self._closed:
@@ -253,8 +259,10 @@ class Outbox:
         self._channel.send_events([], None, self._executor.loop_statistics)
         if error is None:
             self._channel.send(Answer(number, answered.result()))
-        elif isinstance(error, InvalidRequestError):
-            self._channel.send(Answer(number, False, str(error)))
+            return
+        refusal = Refusal.of(error)
+        if refusal is not None:
+            self._channel.send(Answer(number, False, refusal))
 
 
 def _unpicklable(events: list[tuple[int, Event]]) -> int | None:

@@ -32,6 +32,7 @@ from phalanx.engine.workers.messages import (
     Reply,
     Stopped,
 )
+from phalanx.engine.workers.packets import Descriptor
 from phalanx.engine.workers.readiness import READ, WRITE, Readiness
 from phalanx.engine.workers.replica import Replica
 from phalanx.engine.workers.stopping import Stopping
@@ -79,10 +80,11 @@ class GroupListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a command to this replica."""
+    """Send a command to this replica, and the files that it mentions."""
 
     replica_id: int
     command: Cancel | Apply
+    descriptors: Sequence[Descriptor] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +218,8 @@ class WorkerGroup:
         self._waker.clear()
         while not self._inbox.empty():
             match self._inbox.get():
-                case Send(replica_id=replica_id, command=command):
-                    self.replicas[replica_id].send(command)
+                case Send(replica_id=replica_id, command=command, descriptors=descriptors):
+                    self.replicas[replica_id].send(command, descriptors)
                 case Collapse(error=error):
                     self._collapse(LifecycleState.RUNNING, error)
                 case Close():

@@ -9,8 +9,9 @@ import enum
 
 import msgspec
 
+from phalanx.engine.refusals import Refusal
 from phalanx.engine.workers.payload import buffer_spans
-from phalanx.schema.control import ControlOp
+from phalanx.schema.control import ControlAnswer, ControlOp, Question
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 
@@ -62,10 +63,14 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Apply(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Apply an operation between two steps; answered by an `Answer` with the same number."""
+    """Apply an operation between two steps; answered by an `Answer` with the same number.
+
+    `tensors` are those of a `ReplaceWeights`, which has none itself then.
+    """
 
     number: int
-    op: ControlOp
+    op: ControlOp | Question
+    tensors: PayloadRef | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -117,11 +122,11 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The outcome of an `Apply`; `refusal` says why the plugin cannot apply such an operation."""
+    """The outcome of an `Apply`; `refusal` says why it has none."""
 
     number: int
-    applied: bool
-    refusal: str | None = None
+    outcome: ControlAnswer
+    refusal: Refusal | None = None
 
 
 class Crashed(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -37,12 +37,20 @@ class PayloadWriter:
             ref = PayloadRef(Place.PACKET, sizes, data=data, by_handle=by_handle)
             return PlacedPayload(ref, encoded.descriptors)
         written = self._arena.write(encoded.chunks, encoded.num_bytes)
-        if written is not None:
-            ref = PayloadRef(Place.ARENA, sizes, *written, by_handle=by_handle)
-            return PlacedPayload(ref, encoded.descriptors)
-        file = MemoryFile(encoded.chunks)
-        ref = PayloadRef(Place.FILE, sizes, by_handle=by_handle)
-        return PlacedPayload(ref, (*encoded.descriptors, file))
+        if written is None:
+            return place_in_file(encoded)
+        ref = PayloadRef(Place.ARENA, sizes, *written, by_handle=by_handle)
+        return PlacedPayload(ref, encoded.descriptors)
+
+
+def place_in_file(encoded: EncodedPayload) -> PlacedPayload:
+    """Copy a payload into a file of its own, which readers may take in any order among others.
+
+    Raises OSError where none can be made.
+    """
+    file = MemoryFile(encoded.chunks)
+    ref = PayloadRef(Place.FILE, encoded.sizes, by_handle=encoded.by_handle)
+    return PlacedPayload(ref, (*encoded.descriptors, file))
 
 
 class PayloadReader:

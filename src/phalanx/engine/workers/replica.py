@@ -9,6 +9,7 @@ from phalanx.engine.boundary import run_every
 from phalanx.engine.workers.channel import open_replica
 from phalanx.engine.workers.launch import Launch, WorkerProcess
 from phalanx.engine.workers.messages import Apply, Cancel
+from phalanx.engine.workers.packets import Descriptor
 from phalanx.engine.workers.worker import Worker
 
 
@@ -41,11 +42,11 @@ class Replica:
         """Send a request to every rank, in their order; returns the bytes of its payload."""
         return self._link.sender.submit(number, rid, request)
 
-    def send(self, command: Cancel | Apply) -> None:
+    def send(self, command: Cancel | Apply, descriptors: Sequence[Descriptor] = ()) -> None:
         """Send an operation to every rank, a cancel to the rank that answers, whose word it is."""
         for rank in range(len(self._launches)):
             if isinstance(command, Apply) or rank == self._output:
-                self._link.sender.send(command, rank)
+                self._link.sender.send(command, rank, descriptors)
 
     def shut_down(self, reason: str) -> None:
         """Tell every rank to leave, without the requests that none of them has begun."""

@@ -17,7 +17,7 @@ class WorkerChannel(Protocol):
     """A worker's end of the connection to its parent; `receive` is for one thread, `send` for any."""
 
     def receive(self) -> tuple[Command, Any] | None:
-        """The next command with its decoded request (None for other than `Start`); waits.
+        """The next command with what came along, decoded: a request, or an operation's tensors; waits.
 
         Passes over requests that came too late for a shutdown; all ranks of a replica the same
         ones. None when the parent has closed its end.

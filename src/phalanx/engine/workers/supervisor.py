@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from phalanx.engine.workers.group import Close, Collapse, GroupListener, Send, T
 from phalanx.engine.workers.launch import plan_launches
 from phalanx.engine.workers.lifecycle import Lifecycle, LifecycleState
 from phalanx.engine.workers.messages import Apply, Cancel, Ready
+from phalanx.engine.workers.packets import Descriptor
 from phalanx.engine.workers.replica import Replica
 from phalanx.engine.workers.runtime import WorkerFactorySpec
 from phalanx.errors import EngineOverloadedError, EngineUnavailableError
@@ -131,13 +132,15 @@ class WorkerSupervisor:
         group.submitted(replica, expires_s)
         return num_bytes
 
-    def send(self, replica_id: int, command: Cancel | Apply) -> None:
+    def send(
+        self, replica_id: int, command: Cancel | Apply, descriptors: Sequence[Descriptor] = ()
+    ) -> None:
         """Send a command to a replica, after what was submitted to it before: a cancel to the rank
         that answers, an operation to every rank.
 
         Takes no lock that a submit holds, so that a garbage collector's callback may call it.
         """
-        self._running().post(Send(replica_id, command))
+        self._running().post(Send(replica_id, command, descriptors))
 
     def completed(self, number: int) -> None:
         """A request has ended: its time is no longer counted."""
