@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -26,6 +27,7 @@ from phalanx.roles import lifeline
 TAIL_LINES = 20
 _TAIL_BYTES = 16384
 _PAUSE_S = 0.01
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SECRETS = ("api-key", "api_key", "token", "password", "secret")
 _PROGRAM = (sys.executable, "-I", "-S", lifeline.__file__)
 
@@ -52,9 +54,13 @@ class Command:
 class ChildProcess:
     """One of them. It belongs to whoever started it, who stops it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], log_file: Path, log_start: int = 0
+    ) -> None:
+        """`log_start` is how long the log was before."""
         self.pid = process.pid
         self.log_file = log_file
+        self._log_start = log_start
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._stopping = False
@@ -91,7 +97,7 @@ class ChildProcess:
 
     def tail(self) -> str:
         """The last lines of its log, in a sentence."""
-        lines = last_lines(self.log_file)
+        lines = last_lines(self.log_file, self._log_start)
         if not lines:
             return f"its log {self.log_file} is empty"
         return f"its log {self.log_file} ends with:\n" + "\n".join(f"  {line}" for line in lines)
@@ -137,6 +143,7 @@ class ProcessHost:
         with _opened(log_file) as log:
             log.write(f"{command.shown()}\n".encode())
             log.flush()
+            log_start = log.tell()
             process = subprocess.Popen(
                 [*_PROGRAM, "run", str(os.getpid()), *command.arguments],
                 stdin=subprocess.DEVNULL,
@@ -146,7 +153,7 @@ class ProcessHost:
                 start_new_session=True,
             )
         _tell(guard, "+", process.pid)
-        child = ChildProcess(process, log_file)
+        child = ChildProcess(process, log_file, log_start)
         self._children.add(child)
         task = asyncio.create_task(self._forget(child, holds or contextlib.ExitStack()))
         self._forgetting.add(task)
@@ -210,12 +217,15 @@ def _how(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-def last_lines(file: Path, count: int = TAIL_LINES) -> list[str]:
-    """The last lines of a text file; none of one that cannot be read."""
+def last_lines(file: Path, start: int = 0, count: int = TAIL_LINES) -> list[str]:
+    """The last lines of a text file from byte `start` on, without colours; none of one that cannot
+    be read.
+    """
     try:
         with file.open("rb") as opened:
-            opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            opened.seek(max(start, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = opened.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return list(deque((line for line in text.splitlines() if line.strip()), maxlen=count))
+    lines = _COLOUR.sub("", text).splitlines()
+    return list(deque((line for line in lines if line.strip()), maxlen=count))

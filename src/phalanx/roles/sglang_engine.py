@@ -101,12 +101,16 @@ class SGLangEngine:
 
     async def resident(self) -> frozenset[Tag] | None:
         """What `/server_info` says under `memory`; None from SGLang's own, which does not say."""
-        memory = (await self._get("/server_info")).get("memory")
-        resident = memory.get("resident") if isinstance(memory, dict) else None
+        resident = (await self._memory()).get("resident")
         if not isinstance(resident, list):
             return None
         known = {tag.value for tag in Tag}
         return frozenset(Tag(tag) for tag in resident if tag in known)
+
+    async def waits_for_weights(self) -> bool | None:
+        """What `/server_info` says under `memory`; None from SGLang's own, which does not say."""
+        waits = (await self._memory()).get("waiting_for_weights")
+        return waits if isinstance(waits, bool) else None
 
     async def weight_version(self) -> str:
         path = "/model_info"
@@ -151,6 +155,10 @@ class SGLangEngine:
         except EngineCallError:
             return False
         return response.status_code == 200
+
+    async def _memory(self) -> Mapping[str, Any]:
+        memory = (await self._get("/server_info")).get("memory")
+        return memory if isinstance(memory, dict) else {}
 
     async def _get(self, path: str) -> Mapping[str, Any]:
         response = await self._send("GET", path, None, self._timeouts.call_s)
