@@ -1,4 +1,4 @@
-"""Clients of model servers and of the gateway, asynchronous and synchronous.
+"""Clients of model servers, of the gateway and of roles, asynchronous and synchronous.
 
 ```python
 from phalanx.client import PolicyClient
@@ -10,18 +10,67 @@ with PolicyClient("127.0.0.1:50111", model="pi05") as client:
         instruction="pick up the cube",
     )
 ```
+
+```python
+from phalanx.client import RoleClient
+
+with RoleClient("http://127.0.0.1:30000/genrm") as judge:
+    answer = judge.chat({"messages": messages})
+```
+
+Names are resolved on first use: a policy's client needs no HTTP, and a role's no gRPC.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from phalanx.errors import MissingDependencyError
 from phalanx.schema.observation import Actions, Observation
 
-try:
+if TYPE_CHECKING:  # what the names below are
     from phalanx.client.async_policy_client import AsyncPolicyClient
     from phalanx.client.policy_client import PolicyClient
     from phalanx.client.policy_settings import PolicySettings
-except ImportError as error:
-    raise MissingDependencyError(
-        f"a policy's client needs {error.name}; install it with `pip install phalanx[serve]`"
-    ) from error
+    from phalanx.client.roles.async_role_client import AsyncRoleClient
+    from phalanx.client.roles.role_client import RoleClient
+    from phalanx.client.roles.settings import RoleClientSettings
 
-__all__ = ["Actions", "AsyncPolicyClient", "Observation", "PolicyClient", "PolicySettings"]
+_HOME = {
+    "AsyncPolicyClient": "phalanx.client.async_policy_client",
+    "AsyncRoleClient": "phalanx.client.roles.async_role_client",
+    "PolicyClient": "phalanx.client.policy_client",
+    "PolicySettings": "phalanx.client.policy_settings",
+    "RoleClient": "phalanx.client.roles.role_client",
+    "RoleClientSettings": "phalanx.client.roles.settings",
+}
+
+__all__ = [
+    "Actions",
+    "AsyncPolicyClient",
+    "AsyncRoleClient",
+    "Observation",
+    "PolicyClient",
+    "PolicySettings",
+    "RoleClient",
+    "RoleClientSettings",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'phalanx.client' has no attribute {name!r}")
+    try:
+        value: object = getattr(import_module(home), name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name} needs {error.name}; install it with `pip install phalanx[serve]`"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -38,9 +38,9 @@ class _Account:
 
     __slots__ = ("num_in_flight", "turn")
 
-    def __init__(self) -> None:
+    def __init__(self, turn: int) -> None:
         self.num_in_flight = 0
-        self.turn = 0
+        self.turn = turn
 
 
 class Ticket(Generic[ServerT_co]):
@@ -93,15 +93,22 @@ class Ticket(Generic[ServerT_co]):
 class InFlight(Generic[ServerT]):
     """Counts by server id. Belongs to one thread, which alone acquires and releases.
 
-    `on_idle` is called with the id of a server whose last request has left.
+    `on_idle` is called with the id of a server whose last request has left. `first_turn` puts
+    servers that were never chosen in another order than they come in.
     """
 
-    def __init__(self, clock: Clock, on_idle: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        on_idle: Callable[[str], None],
+        first_turn: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._clock = clock
         self._listeners: tuple[Callable[[Ticket[ServerT], float], None], ...] = ()
         self._accounts: dict[str, _Account] = {}
         self._turns = itertools.count(1)
         self._on_idle = on_idle
+        self._first_turn = first_turn
 
     def count(self, server_id: str) -> int:
         account = self._accounts.get(server_id)
@@ -124,7 +131,7 @@ class InFlight(Generic[ServerT]):
         for server in candidates:
             account = accounts.get(server.server_id)
             if account is None:
-                account = accounts[server.server_id] = _Account()
+                account = accounts[server.server_id] = _Account(self._first_turn())
             if server.server_id in exclude:
                 continue
             if (

@@ -5,6 +5,8 @@ The gateway and direct clients choose here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from phalanx.clock import Clock
 from phalanx.errors import NoServerError
 from phalanx.routing.load import InFlight, Ticket
@@ -19,10 +21,13 @@ RoleServer = RoleReplica | RouterTarget
 
 
 class RoleBalancer:
-    """Counts the requests of one role. Belongs to one event loop."""
+    """Counts the requests of one role. Belongs to one event loop.
 
-    def __init__(self, clock: Clock) -> None:
-        self.load: InFlight[RoleServer] = InFlight(clock, on_idle=self._idle)
+    `first_turn` puts replicas that were never chosen in another order than they are published in.
+    """
+
+    def __init__(self, clock: Clock, first_turn: Callable[[], int] = lambda: 0) -> None:
+        self.load: InFlight[RoleServer] = InFlight(clock, self._idle, first_turn)
         self._affinity = Affinity()
         self._present: frozenset[str] = frozenset()
 
