@@ -17,8 +17,10 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.env import env
 from phalanx.cli.gateway import GatewayCommand, gateway
 from phalanx.cli.generate import generate
+from phalanx.cli.roles import down, drain, recover, scale, sleep, status, unblock, wake, weights
 from phalanx.cli.serve import serve
 from phalanx.cli.top import top
+from phalanx.cli.up import up
 from phalanx.errors import InvalidInputError, MissingDependencyError, PhalanxError
 
 app = typer.Typer(
@@ -31,6 +33,9 @@ app = typer.Typer(
 )
 app.command("serve")(serve)
 app.command("gateway", cls=GatewayCommand)(gateway)
+_ROLES = "Roles of a job"
+for command in (up, status, drain, sleep, wake, scale, recover, unblock, weights, down):
+    app.command(command.__name__, rich_help_panel=_ROLES)(command)
 app.command("generate")(generate)
 app.command("top")(top)
 app.command("doctor")(doctor)

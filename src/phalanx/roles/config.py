@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from phalanx.errors import ConfigurationError
+from phalanx.roles.external_pool import base_url
 from phalanx.roles.job_sections import (
     ControlSection,
     GatewaySection,
     GroupSection,
     JobSection,
+    LauncherSection,
     LogSection,
     ModelSection,
     RoleSection,
@@ -48,6 +49,7 @@ class JobConfig:
 
     gateway: GatewaySection
     control: ControlSection
+    launcher: LauncherSection
     log: LogSection
     roles: tuple[InferenceRoleSpec, ...]
 
@@ -67,7 +69,7 @@ def parse_job(text: str, source: str, directory: Path | None = None) -> JobConfi
         _role(name, value, source, directory)
         for name, value in _named(job.roles, source, "roles").items()
     )
-    return JobConfig(_gateway(job.gateway, directory), job.control, job.log, roles)
+    return JobConfig(_gateway(job.gateway, directory), job.control, job.launcher, job.log, roles)
 
 
 def _section(value: object, kind: type[T], source: str, path: str) -> T:
@@ -188,8 +190,6 @@ def _group(section: GroupSection) -> EngineGroupSpec:
     replicas, external = section.replicas, section.engine is EngineKind.EXTERNAL
     if external and not section.urls:
         raise ConfigurationError("engine: external needs urls, one a replica")
-    for url in section.urls:
-        _check_url(url)
     if replicas is None:
         replicas = len(section.urls) if external else 1
     return EngineGroupSpec(
@@ -198,20 +198,8 @@ def _group(section: GroupSection) -> EngineGroupSpec:
         worker_type=section.worker,
         ranks_per_replica=section.ranks,
         engine_args=section.engine_args,
-        urls=tuple(url.rstrip("/") for url in section.urls),
+        urls=tuple(base_url(url) for url in section.urls),
     )
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    else:
-        usable = usable and not (parts.query or parts.fragment or parts.username)
-    if not usable:
-        raise ConfigurationError(f"url {url!r} must be http://HOST:PORT")
 
 
 def _gateway(section: GatewaySection, directory: Path | None) -> GatewaySection:

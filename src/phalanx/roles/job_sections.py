@@ -55,6 +55,20 @@ class ControlSection(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("key must be printable ASCII, and not empty")
 
 
+class LauncherSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where replicas that are started here listen, on any free ports unless there is a first one,
+    and the interpreter that has SGLang (None: the one that runs this).
+    """
+
+    host: str = "127.0.0.1"
+    first_port: int | None = None
+    sglang_python: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.first_port is not None and not 1 <= self.first_port <= 65535:
+            raise ConfigurationError(f"first_port={self.first_port} must be from 1 to 65535")
+
+
 class LogSection(msgspec.Struct, frozen=True, kw_only=True):
     """From which `level` on the processes log (None: PHALANX_LOG_LEVEL, else INFO), and where to:
     a file a process in `directory` (None: beside the job's run file).
@@ -114,4 +128,5 @@ class JobSection(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[Any, Any]
     gateway: GatewaySection = GatewaySection()
     control: ControlSection = ControlSection()
+    launcher: LauncherSection = LauncherSection()
     log: LogSection = LogSection()

@@ -172,8 +172,8 @@ IN_MODEL = "roles.rollout.models.a"
         (model("model: x, groups: [{worker: prefill}]"), "give prefill and decode, or regular"),
         (model("model: x, router_url: http://r:1"), "a router is used with sglang_router"),
         (model("engine: external"), "engine: external needs urls"),
-        (model("engine: external, urls: [h:1]"), "url 'h:1' must be http://HOST:PORT"),
-        (model("engine: external, urls: ['http://u@h:1']"), "must be http://HOST:PORT"),
+        (model("engine: external, urls: [h:1]"), "'h:1' must be a url as http://HOST:PORT"),
+        (model("engine: external, urls: ['http://u@h:1']"), "is given with a user"),
         (model("engine: external, urls: ['http://h:1'], replicas: 2"), "has 1 urls"),
         (
             "roles: {rollout: {deployment: {drain_timeout_s: 0}, models: {a: {model: x}}}}",

@@ -1,0 +1,70 @@
+"""What the command line shows of a job that runs in another process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from phalanx.cli.control_client import ControlClient
+from phalanx.cli.roles_table import duration, event_line, job_table
+from phalanx.clock import SystemClock
+from phalanx.roles.control_messages import Job
+from phalanx.roles.run_file import NoJobError
+from phalanx.wire.discovery import InternalDocument
+
+_WAIT_S = 5.0
+
+
+def print_job(job: Job, *, as_json: bool) -> None:
+    """As a table, or as JSON for programs."""
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(job), indent=2).decode())
+    else:
+        Console().print(job_table(job, SystemClock().wall_s()))
+
+
+def watch_job(client: ControlClient) -> None:
+    """Show the job anew with each change, until Ctrl-C or its end."""
+    console, clock = Console(), SystemClock()
+    job = client.job()
+    try:
+        with Live(job_table(job, clock.wall_s()), console=console, auto_refresh=False) as live:
+            while True:
+                client.events(job.last_event, _WAIT_S)
+                job = client.job()
+                live.update(job_table(job, clock.wall_s()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def follow_to_the_end(client: ControlClient, job: Job) -> None:
+    """Print what happens in a job until its control process has gone."""
+    last = job.last_event
+    while True:
+        try:
+            events = client.events(last, _WAIT_S)
+        except NoJobError:
+            return
+        for event in events:
+            last = event.number
+            if (line := event_line(event)) is not None:
+                print(line, flush=True)
+
+
+def role_lines(document: InternalDocument, seconds: float) -> Iterator[str]:
+    """A role after an operation that took so long: a line a model."""
+    for name, model in document.models.items():
+        states = Counter(engine.state for engine in model.engines)
+        counted = ", ".join(f"{num} {state}" for state, num in states.items()) or "no replica"
+        version = f", weights {model.weight_version}" if model.weight_version else ""
+        yield (
+            f"{document.role}/{name}: {counted}{version}"
+            f" (revision {document.topology_revision}, {duration(seconds)})"
+        )
+        for engine in model.engines:
+            if isinstance(engine.detail, str) and engine.detail:
+                yield f"  {engine.engine_id}: {engine.detail.splitlines()[0]}"

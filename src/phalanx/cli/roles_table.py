@@ -1,0 +1,112 @@
+"""A job as a table: its roles, models and replicas, with their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.roles.control_messages import Job, JobStage, RoleStatus
+from phalanx.roles.events import EventKind, RoleEvent
+from phalanx.wire.discovery import InternalEngineEntry
+
+STYLES = {
+    "ready": "green",
+    "dead": "bold red",
+    "starting": "yellow",
+    "onloading": "yellow",
+    "draining": "magenta",
+    "sleeping": "blue",
+}
+_SHORT = {"weights": "weights", "kv_cache": "KV", "cuda_graph": "graphs"}
+
+
+def job_table(job: Job, wall_s: float) -> RenderableType:
+    """The job as it is at `wall_s`."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("role", "replica", "state", "starts", "weights", "in memory", "address", ""):
+        table.add_column(name, overflow="fold", no_wrap=name in ("role", "replica", "state"))
+    for status in job.roles:
+        for row in _rows(status, wall_s):
+            table.add_row(*row)
+    return Group(Text(_title(job, wall_s), style="bold"), table)
+
+
+def _title(job: Job, wall_s: float) -> str:
+    gateway = job.gateway_url if job.gateway_up else f"{job.gateway_url} (not there)"
+    stage = "" if job.stage is JobStage.RUNNING else f", {job.stage}"
+    return f"{job.name}{stage}: {gateway}, up {duration(wall_s - job.started_wall_s)}"
+
+
+def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]:
+    document = status.document
+    role = f"{document.role} ({document.phase})" if document.phase else document.role
+    num_rows = 0
+    for name, model in document.models.items():
+        if model.router_url is not None:
+            where = f"router at {model.router_url}"
+            yield "" if num_rows else role, name, _state(model.state), "", "", "", where, ""
+            num_rows += 1
+        for engine in model.engines:
+            yield "" if num_rows else role, *_engine(engine, status)
+            num_rows += 1
+        if not model.engines and model.router_url is None:
+            yield "" if num_rows else role, name, _state(model.state), "", "", "", "", "no replica"
+            num_rows += 1
+    for replica in status.unpublished:
+        since = duration(wall_s - replica.since_wall_s)
+        note = first_line(replica.detail) or f"since {since}"
+        state = _state(replica.state)
+        yield "" if num_rows else role, replica.engine_id, state, "", "", "", "", note
+        num_rows += 1
+    if not num_rows:
+        yield role, "", Text("not started"), "", "", "", "", ""
+
+
+def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text, ...]:
+    held = status.residency.get(engine.engine_id, ())
+    if engine.blocked or held is None:
+        memory = "unknown"
+    else:
+        memory = ", ".join(
+            _SHORT[tag] for tag in ("weights", "kv_cache", "cuda_graph") if tag in held
+        )
+    detail = engine.detail if isinstance(engine.detail, str) else ""
+    return (
+        engine.engine_id,
+        _state("blocked" if engine.blocked else engine.state),
+        str(engine.generation + 1),
+        engine.weight_version or "",
+        memory,
+        engine.base_url or "",
+        first_line(detail),
+    )
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STYLES.get(state, "bold red" if state == "blocked" else ""))
+
+
+def event_line(event: RoleEvent) -> str | None:
+    """An event on one line; None for one that says nothing to people."""
+    if event.kind is EventKind.PUBLISHED:
+        return None
+    who = "/".join(filter(None, (event.role, event.engine_id or event.model)))
+    told = event.detail if event.kind is EventKind.STATE else f"{event.kind} {event.detail}"
+    moment = datetime.fromtimestamp(event.wall_s).strftime("%H:%M:%S")
+    return f"{moment} {who} {first_line(told)}" if who else f"{moment} {first_line(event.detail)}"
+
+
+def first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"

@@ -1,0 +1,38 @@
+"""Starts a job in a session of its own, and returns when it is up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from phalanx.roles.gateway_process import PROGRAM
+from phalanx.roles.run_file import NoJobError, RunDirectory
+
+
+def up_detached(config: Path, name: str) -> int:
+    """The exit status. What the job prints while it starts is printed here; Ctrl-C stops it."""
+    command = [*PROGRAM[:-1], "up", str(config), "--name", name, "--detached"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while True:
+        try:
+            # It closes its output once it is up, or by its end.
+            for line in process.stdout:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+            break
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+    try:
+        RunDirectory().find(name)
+    except NoJobError:
+        return process.wait()
+    return 0

@@ -1,0 +1,139 @@
+"""Runs a job in this process until a signal, or somebody who asks for it, ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from phalanx import log, settings
+from phalanx.cli.up import INTERRUPTED
+from phalanx.cli.up_plan import engine_programs
+from phalanx.cli.up_screen import UpScreen
+from phalanx.clock import SystemClock
+from phalanx.errors import ConfigurationError
+from phalanx.roles.child_process import ProcessHost
+from phalanx.roles.config import JobConfig
+from phalanx.roles.contracts import Backends
+from phalanx.roles.control_process import ControlProcess, JobPlace, Machinery
+from phalanx.roles.external_pool import ExternalPool, LauncherByKind
+from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
+from phalanx.roles.router_process import RouterSettings, RouterStarter
+from phalanx.roles.run_file import RunDirectory
+from phalanx.roles.sglang_engine import SGLangEngine
+from phalanx.schema.roles import InferenceRoleSpec
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CONTROL_LOG = "control.log"
+_WAIT_S = 60.0
+
+
+def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
+    """Run it, and give the exit status. `detached`: nobody reads what is said once it is up.
+
+    Raises what kept it from starting, after all that was started has been stopped.
+    """
+    runs = RunDirectory()
+    with runs.claim(name) as file:
+        given = job.log.directory
+        directory = runs.log_directory(name) if given is None else Path(given)
+        _log_to(directory / CONTROL_LOG, job.log.level)
+        place = JobPlace(name, file, config, directory)
+        return asyncio.run(_run(job, place, detached=detached))
+
+
+async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
+    clock = SystemClock()
+    process = ControlProcess(job, place, _machinery(job, place.log_directory), clock)
+    screen = UpScreen(Console(), clock)
+    with _stopped_by_signals(process):
+        showing = asyncio.create_task(_show(process, screen))
+        try:
+            was_up = await _until_stopped(
+                process, screen, detached=detached, logs=place.log_directory
+            )
+        finally:
+            await process.close()
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            screen.show(process.describe(), ())
+    screen.say(f"{place.name} is down")
+    return 0 if was_up else INTERRUPTED
+
+
+def _machinery(job: JobConfig, logs: Path) -> Machinery:
+    given = job.launcher
+    started = LocalLauncher(
+        LocalLauncherSettings(logs, given.host, given.first_port, engine_programs(job))
+    )
+    launcher = LauncherByKind(started, ExternalPool())
+
+    def backends(role: InferenceRoleSpec) -> Backends:
+        routers = RouterStarter(RouterSettings(logs, policy=role.routing.policy))
+        return Backends(launcher, SGLangEngine, routers.open)
+
+    return Machinery(ProcessHost(), launcher, backends)
+
+
+async def _until_stopped(
+    process: ControlProcess, screen: UpScreen, *, detached: bool, logs: Path
+) -> bool:
+    """Start, and wait for the end; whether it was up before that came."""
+    starting = asyncio.create_task(process.start())
+    stopped = asyncio.create_task(process.wait())
+    try:
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        starting.result()
+        screen.ready(process.describe())
+        if detached:
+            _let_go_of_the_terminal(logs / CONTROL_LOG)
+        await stopped
+    finally:
+        starting.cancel()
+        stopped.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+    return True
+
+
+async def _show(process: ControlProcess, screen: UpScreen) -> None:
+    """Show what happens, as it happens."""
+    last = 0
+    while True:
+        events = await process.events.wait(last, screen.refresh_s or _WAIT_S)
+        last = events[-1].number if events else last
+        screen.show(process.describe(), events)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(process: ControlProcess) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, process.stop)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _log_to(file: Path, level: str | None) -> None:
+    try:
+        log.configure(level or settings.log_level() or "INFO", file=file)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the log {file}: {error.strerror}") from None
+
+
+def _let_go_of_the_terminal(file: Path) -> None:
+    """What is printed from now on goes to a file, and whoever read it has read all."""
+    sys.stdout.flush()
+    with file.open("ab") as opened:
+        for number in (1, 2):
+            os.dup2(opened.fileno(), number)

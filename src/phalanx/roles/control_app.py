@@ -1,0 +1,302 @@
+"""The control process over HTTP: what a gateway follows, and what operators and trainers ask for.
+
+Every operation is answered when it has ended. It goes on where its caller leaves, and asking for it
+again joins it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from phalanx.errors import (
+    EngineUnavailableError,
+    InvalidInputError,
+    PhalanxError,
+    RoleOperationFailedError,
+    RoleOperationRefusedError,
+)
+from phalanx.roles.control_messages import (
+    Activate,
+    Broadcast,
+    ConfirmWeights,
+    EngineName,
+    Job,
+    Phase,
+    Scale,
+    Shutdown,
+    Unblock,
+    UpdateWeights,
+)
+from phalanx.roles.events import EventLog
+from phalanx.roles.manager import InferenceManager
+from phalanx.routing.roles.encoded import EncodedDocuments
+
+logger = logging.getLogger(__name__)
+JSON = "application/json"
+MAX_WAIT_S = 60.0
+MAX_BODY_BYTES = 1024 * 1024
+T = TypeVar("T")
+
+
+class NotFoundError(InvalidInputError):
+    """The job has no role, or the role no model, of that name."""
+
+
+class ControlApi:
+    """Its routes. `describe` tells of the job, `stop` begins its end, in a hurry or not."""
+
+    def __init__(
+        self,
+        managers: Mapping[str, InferenceManager],
+        events: EventLog,
+        *,
+        describe: Callable[[], Job],
+        stop: Callable[[bool], None],
+        key: str | None = None,
+    ) -> None:
+        self._managers = managers
+        self._events = events
+        self._describe = describe
+        self._stop = stop
+        self._key = key
+        self._documents = {name: EncodedDocuments() for name in managers}
+
+    def app(self) -> Starlette:
+        role, model = "/v1/roles/{role}", "/v1/roles/{role}/models/{model}"
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/v1/job", self.job, methods=["GET"]),
+            Route("/v1/roles", self.roles, methods=["GET"]),
+            Route("/v1/events", self.events, methods=["GET"]),
+            Route("/v1/shutdown", self.shutdown, methods=["POST"]),
+            Route(role, self.document, methods=["GET"]),
+            Route(f"{role}/activate", self.activate, methods=["POST"]),
+            Route(f"{role}/drain", self.drain, methods=["POST"]),
+            Route(f"{role}/deactivate", self.deactivate, methods=["POST"]),
+            Route(f"{role}/recover", self.recover, methods=["POST"]),
+            Route(f"{role}/unblock", self.unblock, methods=["POST"]),
+            Route(f"{role}/phase", self.phase, methods=["POST"]),
+            Route(f"{model}/scale", self.scale, methods=["POST"]),
+            Route(f"{model}/weights", self.weights, methods=["POST"]),
+            Route(f"{model}/weights/confirm", self.confirm, methods=["POST"]),
+            Route(f"{model}/broadcasts", self.broadcasts, methods=["POST"]),
+        ]
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(_Door, key=self._key)],
+            exception_handlers={
+                HTTPException: _http_refusal,
+                PhalanxError: _refusal,
+                Exception: _broken,
+            },
+        )
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def job(self, request: Request) -> Response:
+        """The job as a whole: each role's document, and what its engines hold."""
+        return _json(self._describe())
+
+    async def roles(self, request: Request) -> Response:
+        return _json({"roles": list(self._managers), "epoch": self._describe().epoch})
+
+    async def document(self, request: Request) -> Response:
+        """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one."""
+        manager, after = self._manager(request), _whole(request, "after")
+        snapshot = manager.registry.snapshot
+        if after is not None:
+            epoch = request.query_params.get("epoch")
+            snapshot = await manager.registry.wait(after, _wait_s(request), epoch)
+        body = self._documents[manager.spec.role].of(snapshot).internal
+        return Response(body, media_type=JSON)
+
+    async def events(self, request: Request) -> Response:
+        """Those after the number `?after=`, waiting for one up to `wait_s`."""
+        after, wait_s = _whole(request, "after"), _wait_s(request)
+        log = self._events
+        found = log.after(after or 0) if wait_s == 0 else await log.wait(after or 0, wait_s)
+        return _json({"epoch": self._describe().epoch, "last": log.last_number, "events": found})
+
+    async def shutdown(self, request: Request) -> Response:
+        """Begins the end of the job, and does not wait for it."""
+        asked = await _body(request, Shutdown)
+        self._stop(asked.now)
+        return Response(b'{"status":"stopping"}', 202, media_type=JSON)
+
+    async def activate(self, request: Request) -> Response:
+        manager, asked = self._manager(request), await _body(request, Activate)
+        return await self._done(manager, manager.activate(asked.tags))
+
+    async def drain(self, request: Request) -> Response:
+        manager = self._manager(request)
+        return await self._done(manager, manager.drain())
+
+    async def deactivate(self, request: Request) -> Response:
+        manager = self._manager(request)
+        return await self._done(manager, manager.deactivate())
+
+    async def recover(self, request: Request) -> Response:
+        manager, asked = self._manager(request), await _body(request, EngineName)
+        return await self._done(manager, manager.recover(asked.engine_id))
+
+    async def unblock(self, request: Request) -> Response:
+        manager, asked = self._manager(request), await _body(request, Unblock)
+        return await self._done(manager, manager.unblock(asked.engine_id, asked.holds))
+
+    async def phase(self, request: Request) -> Response:
+        manager, asked = self._manager(request), await _body(request, Phase)
+        manager.set_phase(asked.phase)
+        return self._document(manager)
+
+    async def scale(self, request: Request) -> Response:
+        manager, model = self._model(request)
+        asked = await _body(request, Scale)
+        return await self._done(manager, manager.scale(model, asked.replicas))
+
+    async def weights(self, request: Request) -> Response:
+        manager, model = self._model(request)
+        asked = await _body(request, UpdateWeights)
+        return await self._done(manager, manager.update_weights(model, asked.path, asked.version))
+
+    async def confirm(self, request: Request) -> Response:
+        manager, model = self._model(request)
+        asked = await _body(request, ConfirmWeights)
+        return await self._done(manager, manager.confirm_weights(model, asked.version))
+
+    async def broadcasts(self, request: Request) -> Response:
+        """Register the model; with a path and a version, bring it that version too."""
+        manager, model = self._model(request)
+        asked = await _body(request, Broadcast)
+        version = await manager.register_broadcast(model)
+        if asked.path is not None and asked.version is not None:
+            await manager.broadcast(model, asked.path, asked.version)
+            version = asked.version
+        return _json({"model": model, "version": version})
+
+    async def _done(self, manager: InferenceManager, operation: Awaitable[None]) -> Response:
+        await operation
+        return self._document(manager)
+
+    def _document(self, manager: InferenceManager) -> Response:
+        encoded = self._documents[manager.spec.role].of(manager.registry.snapshot)
+        return Response(encoded.internal, media_type=JSON)
+
+    def _manager(self, request: Request) -> InferenceManager:
+        role: str = request.path_params["role"]
+        if role not in self._managers:
+            raise NotFoundError(f"there is no role {role!r}; roles: {', '.join(self._managers)}")
+        return self._managers[role]
+
+    def _model(self, request: Request) -> tuple[InferenceManager, str]:
+        manager, model = self._manager(request), str(request.path_params["model"])
+        names = [each.name for each in manager.spec.models]
+        if model not in names:
+            raise NotFoundError(
+                f"role {manager.spec.role!r} has no model {model!r}; models: {', '.join(names)}"
+            )
+        return manager, model
+
+
+class _Door:
+    """Lets in who has the key, and no web page that a browser on this machine shows."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app = app
+        self._wanted = None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if b"origin" in headers:
+            refused = _error(403, "forbidden", "a browser's page may not ask the control process")
+        elif (
+            self._wanted is not None
+            and scope["path"] != "/health"
+            and not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted)
+        ):
+            refused = _error(401, "unauthorized", "the control process asks for its key")
+        else:
+            await self._app(scope, receive, send)
+            return
+        await refused(scope, receive, send)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type=JSON)
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return _json({"error": {"code": code, "message": message}}, status)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    match error:
+        case NotFoundError():
+            return _error(404, "not_found", str(error))
+        case InvalidInputError():
+            return _error(400, "invalid_request", str(error))
+        case RoleOperationRefusedError():
+            return _error(409, "refused", str(error))
+        case RoleOperationFailedError():
+            return _error(503, "failed", str(error))
+        case EngineUnavailableError():
+            return _error(503, "unavailable", str(error))
+    return _error(500, "failed", str(error))
+
+
+async def _http_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = _error(error.status_code, "http", f"{request.url.path}: {error.detail}")
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    logger.error("%s failed", request.url.path, exc_info=error)
+    return _error(500, "internal", f"{type(error).__name__}: {error}")
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """The request's JSON; an empty body is an empty object."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        raise InvalidInputError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"the body is not JSON: {error}") from None
+
+
+def _whole(request: Request, name: str) -> int | None:
+    raw = request.query_params.get(name)
+    if raw is None:
+        return None
+    if not (raw.isascii() and raw.isdecimal() and len(raw) < 19):
+        raise InvalidInputError(f"{name}={raw!r} must be a whole number")
+    return int(raw)
+
+
+def _wait_s(request: Request) -> float:
+    raw = request.query_params.get("wait_s", "0")
+    try:
+        wait_s = float(raw)
+    except ValueError:
+        wait_s = math.nan
+    if not 0 <= wait_s <= MAX_WAIT_S:
+        raise InvalidInputError(f"wait_s={raw!r} must be from 0 to {MAX_WAIT_S:g} seconds")
+    return wait_s

@@ -1,0 +1,101 @@
+"""What is sent to a control process, and how it describes its job."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from phalanx.roles.contracts import Tag
+from phalanx.roles.progress import UnpublishedReplica
+from phalanx.wire.discovery import InternalDocument
+
+
+class Activate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None: all of the memory, and serve."""
+
+    tags: tuple[Tag, ...] | None = None
+
+
+class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    engine_id: str
+
+
+class Unblock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`holds`: the operator's own word for an engine that cannot say."""
+
+    engine_id: str
+    holds: tuple[Tag, ...] | None = None
+
+
+class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the job, as discovery shows it."""
+
+    phase: str | None
+
+
+class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    replicas: int
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint's directory, which every engine reads."""
+
+    path: str
+    version: str
+
+
+class ConfirmWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The version that a trainer has put into every replica."""
+
+    version: str
+
+
+class Broadcast(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Without path and version, the model is registered and the newest version told."""
+
+    path: str | None = None
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) != (self.version is None):
+            raise ValueError("path and version belong together; give both or neither")
+
+
+class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`now`: running requests are cut off."""
+
+    now: bool = False
+
+
+class JobStage(enum.StrEnum):
+    """`starting` until every role has started once."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class RoleStatus(msgspec.Struct, frozen=True):
+    """A role's internal document, the tags that each replica holds (None: nobody is certain), and
+    the replicas that are not published yet.
+    """
+
+    document: InternalDocument
+    residency: dict[str, tuple[Tag, ...] | None] = {}
+    unpublished: tuple[UnpublishedReplica, ...] = ()
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`gateway_url` is where callers go: `gateway_url/ROLE`. `last_event` is the newest's number."""
+
+    name: str
+    epoch: str
+    stage: JobStage
+    pid: int
+    started_wall_s: float
+    gateway_url: str
+    gateway_up: bool
+    log_directory: str
+    last_event: int
+    roles: tuple[RoleStatus, ...]

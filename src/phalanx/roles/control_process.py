@@ -1,0 +1,225 @@
+"""One job: the managers of its roles, the control door and the gateway's process, in one event loop.
+
+Whatever ends it, and at whatever stage, nothing that it started runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.clock import Clock
+from phalanx.roles.child_process import ProcessHost
+from phalanx.roles.config import JobConfig
+from phalanx.roles.contracts import Backends, Launcher
+from phalanx.roles.control_app import ControlApi
+from phalanx.roles.control_door import ControlDoor
+from phalanx.roles.control_messages import Job, JobStage, RoleStatus
+from phalanx.roles.events import EventKind, EventLog
+from phalanx.roles.gateway_process import GatewayLaunch, GatewayProcess
+from phalanx.roles.manager import InferenceManager
+from phalanx.roles.progress import Progress
+from phalanx.roles.run_file import RunFile, RunRecord
+from phalanx.routing.roles.documents import internal
+from phalanx.routing.roles.registry import RoleRegistry
+from phalanx.routing.roles.snapshot import RoleContent
+from phalanx.schema.roles import InferenceRoleSpec
+
+logger = logging.getLogger(__name__)
+STOP_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """What a job is called, where it is written down, which file it is of, and where it logs."""
+
+    name: str
+    file: RunFile
+    config: str
+    log_directory: Path
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What starts processes: replicas through `launcher`, which each role's `backends` use, and the
+    gateway through `host`.
+    """
+
+    host: ProcessHost
+    launcher: Launcher
+    backends: Callable[[InferenceRoleSpec], Backends]
+
+
+class ControlProcess:
+    """Made in a running event loop. `start`, `wait`, then `close`, which may come at any time."""
+
+    def __init__(self, job: JobConfig, place: JobPlace, machinery: Machinery, clock: Clock) -> None:
+        """Raises `ConfigurationError` where an address is taken; then nothing is left behind."""
+        self._place = place
+        self._machinery = machinery
+        self._clock = clock
+        self._epoch = secrets.token_hex(8)
+        self._started_wall_s = clock.wall_s()
+        self._stage = JobStage.STARTING
+        self._end = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.events = EventLog(clock)
+        self._progress = Progress(self.events)
+        self._managers = {
+            spec.role: InferenceManager(
+                spec, machinery.backends(spec), _registry(spec, self._epoch), clock, self.events
+            )
+            for spec in job.roles
+        }
+        self._door = ControlDoor(job.control.port)
+        self._key = job.control.key
+        launch = GatewayLaunch(
+            section=job.gateway,
+            control_url=self._door.url,
+            control_key=job.control.key,
+            log_file=place.log_directory / "gateway.log",
+            log_level=job.log.level,
+        )
+        try:
+            self._gateway = GatewayProcess(launch, machinery.host, self._say)
+        except BaseException:
+            self._door.abandon()
+            raise
+
+    @property
+    def gateway_url(self) -> str:
+        return self._gateway.url
+
+    @property
+    def control_url(self) -> str:
+        return self._door.url
+
+    def describe(self) -> Job:
+        """The job at this moment."""
+        return Job(
+            name=self._place.name,
+            epoch=self._epoch,
+            stage=self._stage,
+            pid=os.getpid(),
+            started_wall_s=self._started_wall_s,
+            gateway_url=self._gateway.url,
+            gateway_up=self._gateway.up,
+            log_directory=str(self._place.log_directory),
+            last_event=self.events.last_number,
+            roles=tuple(self._status(manager) for manager in self._managers.values()),
+        )
+
+    async def start(self) -> None:
+        """The control door, then the gateway, then every role; raises what keeps one from starting."""
+        api = ControlApi(
+            self._managers, self.events, describe=self.describe, stop=self.stop, key=self._key
+        )
+        self._door.open(api.app())
+        await self._gateway.start()
+        self._tasks.append(asyncio.create_task(self._gateway.run()))
+        self._place.file.write(self._record())
+        async with asyncio.TaskGroup() as starting:
+            for manager in self._managers.values():
+                starting.create_task(manager.start())
+        self._stage = JobStage.RUNNING
+        self._say("every role has started")
+
+    def stop(self, now: bool = False) -> None:
+        """Let `wait` return. `now`, or a second time: do not wait for running requests."""
+        if now or self._end.is_set():
+            self._hurry.set()
+        self._end.set()
+
+    async def wait(self) -> None:
+        """Until `stop` is called. Raises where a part of this has failed; none should."""
+        ended = asyncio.create_task(self._end.wait())
+        try:
+            await asyncio.wait((ended, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def close(self) -> None:
+        """Drain and stop every role, then the gateway. Every step of it is done whatever fails."""
+        self._stage = JobStage.STOPPING
+        self._say("stopping: running requests end first")
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._machinery.host.close, STOP_GRACE_S)
+            steps.push_async_callback(self._machinery.launcher.close)
+            steps.push_async_callback(self._door.close)
+            steps.push_async_callback(self._gateway.stop)
+            steps.push_async_callback(self._end_tasks)
+            await steps.enter_async_context(self._hurried())
+            async with asyncio.TaskGroup() as stopping:
+                for manager in self._managers.values():
+                    stopping.create_task(manager.shutdown())
+
+    @contextlib.asynccontextmanager
+    async def _hurried(self) -> AsyncIterator[None]:
+        """A second `stop` ends every process at once while this is open."""
+        killing = asyncio.create_task(self._kill())
+        try:
+            yield
+        finally:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+
+    async def _kill(self) -> None:
+        await self._hurry.wait()
+        self._say("stopping at once")
+        async with asyncio.TaskGroup() as killing:
+            killing.create_task(self._machinery.host.close(0.0))
+            for manager in self._managers.values():
+                killing.create_task(manager.shutdown(0.0))
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _status(self, manager: InferenceManager) -> RoleStatus:
+        document = internal(manager.registry.snapshot)
+        known = [engine.engine_id for model in document.models.values() for engine in model.engines]
+        residency = manager.residency()
+        return RoleStatus(
+            document=document,
+            residency={
+                engine: None if tags is None else tuple(sorted(tags))
+                for engine, tags in residency.items()
+            },
+            unpublished=self._progress.of(manager.spec.role, known),
+        )
+
+    def _record(self) -> RunRecord:
+        return RunRecord(
+            name=self._place.name,
+            pid=os.getpid(),
+            control_url=self._door.url,
+            gateway_url=self._gateway.url,
+            config=self._place.config,
+            log_directory=str(self._place.log_directory),
+            started_wall_s=self._started_wall_s,
+            key=self._key,
+        )
+
+    def _say(self, words: str) -> None:
+        logger.info("%s", words)
+        self.events.add("", EventKind.OPERATION, detail=words)
+
+
+def _registry(spec: InferenceRoleSpec, epoch: str) -> RoleRegistry:
+    content = RoleContent(
+        workload=spec.workload,
+        routing=spec.routing,
+        expose_engine_urls=spec.expose_engine_urls,
+    )
+    return RoleRegistry(spec.role, epoch, content)

@@ -1,0 +1,52 @@
+"""Replicas that are started and not published yet, as the event log tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from phalanx.roles.events import EventKind, EventLog, RoleEvent
+from phalanx.routing.roles.snapshot import ReplicaState
+
+
+@dataclass(frozen=True)
+class UnpublishedReplica:
+    """One of them. `since_wall_s` is when it was started."""
+
+    model: str
+    engine_id: str
+    state: ReplicaState
+    since_wall_s: float
+    detail: str = ""
+
+
+class Progress:
+    """Reads `events` whenever it is asked."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._read = 0
+        self._replicas: dict[tuple[str, str], UnpublishedReplica] = {}
+
+    def of(self, role: str, published: Collection[str]) -> tuple[UnpublishedReplica, ...]:
+        """Those of a role that has published these engines."""
+        for event in self._events.after(self._read):
+            self._read = event.number
+            self._take(event)
+        for engine_id in published:
+            self._replicas.pop((role, engine_id), None)
+        return tuple(each for (owner, _), each in self._replicas.items() if owner == role)
+
+    def _take(self, event: RoleEvent) -> None:
+        key = event.role, event.engine_id
+        if event.kind is EventKind.GENERATION:
+            self._replicas[key] = UnpublishedReplica(
+                event.model, event.engine_id, ReplicaState.STARTING, event.wall_s
+            )
+        elif key in self._replicas and event.kind is EventKind.STATE:
+            state, _, detail = event.detail.partition(": ")
+            self._replicas[key] = replace(
+                self._replicas[key], state=ReplicaState(state), detail=detail
+            )
+        elif key in self._replicas and event.kind is EventKind.WAITING:
+            self._replicas[key] = replace(self._replicas[key], detail=event.detail)
