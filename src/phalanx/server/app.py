@@ -24,14 +24,15 @@ from phalanx.server.handover.base import Both, Role
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
+from phalanx.server.operations.parts import create_operations
 from phalanx.server.routes.chat import ChatRoute
 from phalanx.server.routes.completions import CompletionRoute
-from phalanx.server.routes.control import ControlRoutes
 from phalanx.server.routes.generate import GenerateRoute
 from phalanx.server.routes.health_generate import HealthGenerateRoute
 from phalanx.server.routes.infer import InferRoute
 from phalanx.server.routes.info import HealthRoutes, InfoRoutes
 from phalanx.server.routes.models import ModelRoutes
+from phalanx.server.routes.operating import operating_routes
 from phalanx.server.served_models import ServedModels
 from phalanx.server.text_service import TextService
 
@@ -71,17 +72,17 @@ def create_app(
     model_info = {} if serving is None else serving.model_info
     checkpoint = str(model_info.get("model_path", engine.plugin.name))
     models = ServedModels(config.public_name, checkpoint)
-    control = ControlRoutes(engine, parts.live, parts.lifecycle, answering)
+    operations = create_operations(
+        engine, parts.live, parts.lifecycle, takes_weights=config.takes_weights
+    )
+    bulky = Answering(config.max_weights_bytes, refusals, metrics, key="max_weights_bytes")
     info = InfoRoutes(engine, config, models, model_info, metrics)
     infer = InferRoute(engine, parts.live, answering)
     routes: list[BaseRoute] = [
         *more_routes,
         *_health_routes(HealthRoutes(parts.lifecycle, engine)),
         Route("/infer", infer.__call__, methods=["POST"]),
-        Route("/abort_request", control.abort, methods=["POST"]),
-        Route("/pause_generation", control.pause, methods=["POST"]),
-        Route("/continue_generation", control.go_on, methods=["POST"]),
-        Route("/flush_cache", control.flush, methods=GET_POST),
+        *operating_routes(operations, answering, bulky),
         Route("/model_info", info.model_info),
         Route("/get_model_info", info.model_info),
         Route("/server_info", info.server_info),
@@ -146,7 +147,7 @@ def _application(
 def _health_routes(health: HealthRoutes) -> list[BaseRoute]:
     return [
         Route("/health", health.health),
-        Route("/ready", health.health),
+        Route("/ready", health.ready),
         Route("/ping", health.ping),
     ]
 

@@ -16,6 +16,7 @@ from phalanx.errors import (
 from phalanx.server.failures import Failure, failure_of
 from phalanx.server.http_body import LingeringResponse
 from phalanx.wire import actions, openai, sglang
+from phalanx.wire.sglang.weights import result_body
 from phalanx.wire.sse import DONE
 
 
@@ -48,6 +49,13 @@ class SGLangDialect:
         return sglang.refusal_body(message, status)
 
 
+class WeightsDialect(SGLangDialect):
+    """The routes for weights, which say whether they succeeded."""
+
+    def body(self, error: PhalanxError, failure: Failure) -> bytes:
+        return result_body(str(error), success=False)
+
+
 class OpenAIDialect:
     """The routes under `/v1`."""
 
@@ -76,6 +84,7 @@ class ActionsDialect:
 
 
 SGLANG: Dialect = SGLangDialect()
+WEIGHTS: Dialect = WeightsDialect()
 OPENAI: Dialect = OpenAIDialect()
 ACTIONS: Dialect = ActionsDialect()
 

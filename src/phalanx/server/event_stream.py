@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -34,11 +34,14 @@ class EventStream(Response):
         *,
         render_error: Callable[[PhalanxError], bytes],
         write_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers(
+            {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
+        )
         self._first = first
         self._rest = rest
         self._render_error = render_error

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from phalanx.errors import (
     BodyTooLargeError,
+    EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidInputError,
@@ -15,6 +16,7 @@ from phalanx.errors import (
     RequestFailedError,
     StreamStalledError,
     UnknownModelError,
+    WeightUpdateError,
 )
 
 
@@ -34,6 +36,8 @@ _TABLE: tuple[tuple[type[PhalanxError], Failure], ...] = (
     (MissingDependencyError, Failure(501, "missing_dependency")),
     (StreamStalledError, Failure(408, "stream_stalled")),
     (RequestFailedError, Failure(500, "request_failed")),
+    (WeightUpdateError, Failure(400, "weight_update_failed")),
+    (EngineAsleepError, Failure(503, "asleep", retryable=True)),
     (EngineOverloadedError, Failure(503, "overloaded", retryable=True)),
     (EngineUnavailableError, Failure(503, "unavailable", retryable=True)),
     (PhalanxError, Failure(500, "internal_error")),

@@ -81,6 +81,9 @@ class Gate:
     ) -> None:
         path: str = scope["path"]
         refusal = self._refusal(path, headers.get(b"authorization", b""))
+        if refusal is None and path in MODEL_PATHS:
+            await self._lifecycle.admitted()
+            refusal = self._not_ready(path)
         if refusal is not None:
             await refusal(scope, receive, send)
         elif path in MODEL_PATHS:

@@ -34,6 +34,8 @@ class Lifecycle:
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
 
     @property
     def phase(self) -> Phase:
@@ -61,7 +63,18 @@ class Lifecycle:
             if self._num_in_flight == 0:
                 self._idle.set()
 
-    async def idle(self, timeout_s: float) -> bool:
+    def admit(self, admitting: bool) -> None:
+        """Let new requests in, or have them wait at the gate."""
+        if admitting:
+            self._admitting.set()
+        else:
+            self._admitting.clear()
+
+    async def admitted(self) -> None:
+        """Wait until new requests are let in."""
+        await self._admitting.wait()
+
+    async def idle(self, timeout_s: float | None) -> bool:
         """Wait until nothing is being answered; False where that takes longer."""
         try:
             async with asyncio.timeout(timeout_s):

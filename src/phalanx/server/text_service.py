@@ -7,7 +7,7 @@ left to the engine, which decides them where tokens are made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from phalanx.clock import Clock
 from phalanx.engine.engine import Engine
 from phalanx.errors import EngineUnavailableError, InvalidRequestError
 from phalanx.processing.text import TextTokenizer
-from phalanx.schema.generate import GenerateRequest
+from phalanx.schema.generate import GenerateOutput, GenerateRequest
 from phalanx.schema.sampling import SamplingParams
 from phalanx.server.completion_text import StreamTexts, with_texts
 from phalanx.server.handover.base import Arrival, Both, Exchange, Role
@@ -27,6 +27,7 @@ from phalanx.server.pending_output import PendingOutput
 from phalanx.server.request_record import RequestRecord
 from phalanx.server.text_stream import TextStream
 from phalanx.wire.bootstrap import Bootstrap
+from phalanx.wire.version_spans import HEADER
 
 T = TypeVar("T")
 
@@ -72,6 +73,11 @@ class TextService:
     def stall_timeout_s(self) -> float:
         """How long a reader may take nothing before its stream is cancelled."""
         return self.engine.config.runtime.stall_timeout_s
+
+    @property
+    def version_header(self) -> dict[str, str]:
+        """The header of an answer that begins now; its end tells of updates on the way."""
+        return {HEADER: _header_value(self.engine.version)}
 
     def room(self, num_prompt_tokens: int) -> int:
         """Tokens that one request may generate after its prompt; at least one."""
@@ -196,6 +202,17 @@ class TextService:
 
     def _record(self, one: Prepared) -> RequestRecord:
         return RequestRecord(one.rid, len(one.prompt_ids), self._live, self._metrics, self.clock)
+
+
+def version_header(outputs: Iterable[GenerateOutput]) -> dict[str, str]:
+    """The header that names the versions of the weights that ended these answers."""
+    versions = dict.fromkeys(one.weight_version for one in outputs)
+    return {HEADER: ", ".join(map(_header_value, versions))}
+
+
+def _header_value(version: str) -> str:
+    """A trainer may call its weights anything."""
+    return version if version.isascii() and version.isprintable() else ascii(version)
 
 
 def _close_exchanges(prepared: Sequence[Prepared], error: Exception) -> None:

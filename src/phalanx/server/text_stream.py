@@ -13,6 +13,7 @@ from phalanx.server.completion_text import StreamTexts
 from phalanx.server.handover.base import LEFT, Exchange
 from phalanx.server.metrics import Outcome
 from phalanx.server.request_record import RequestRecord, outcome_of
+from phalanx.wire.version_spans import after
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -129,6 +130,7 @@ def _rest(index: int, output: GenerateOutput, seen: _Progress) -> GenerateDelta:
         logprobs=None if logprobs is None else _after(logprobs, num_seen),
         prompt_logprobs=output.prompt_logprobs if index == 0 and num_seen == 0 else None,
         finish_reason=completion.finish_reason,
+        weight_versions=after(completion.weight_versions, num_seen),
     )
 
 

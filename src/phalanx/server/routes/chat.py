@@ -14,13 +14,14 @@ from phalanx.server.answering import Answering
 from phalanx.server.dialects import OPENAI
 from phalanx.server.event_stream import EventStream
 from phalanx.server.served_models import ServedModels
-from phalanx.server.text_service import Prepared, TextService
+from phalanx.server.text_service import Prepared, TextService, version_header
 from phalanx.server.text_stream import TextStream
 from phalanx.wire.openai import (
     ChatCall,
     ChatRenderer,
     Header,
     PromptAnswer,
+    TokenIdTexts,
     extras_with_headers,
     in_clients_names,
     parse_chat,
@@ -44,11 +45,12 @@ class ChatRoute:
     async def _complete(self, body: bytes, headers: Mapping[str, str]) -> Response:
         call = parse_chat(body)
         self._models.check(call.body.model)
+        tokenizer, by_id = self._service.tokenizer, bool(call.body.return_tokens_as_token_ids)
         header = Header(
-            id=call.body.rid or f"chatcmpl-{uuid.uuid4().hex}",
+            id=call.body.rid or call.body.request_id or f"chatcmpl-{uuid.uuid4().hex}",
             model=call.body.model or self._models.name,
             created=int(self._service.clock.wall_s()),
-            texts=self._service.tokenizer,
+            texts=TokenIdTexts(tokenizer) if by_id else tokenizer,
             logprobs=call.logprobs,
             extras=extras_with_headers(call.extras, headers, stream=call.stream),
             include_usage=call.include_usage,
@@ -88,7 +90,8 @@ class ChatRoute:
         answer = PromptAnswer(
             prompt_ids=prepared[0].prompt_ids, output=output, elapsed_s=waiting.elapsed_s
         )
-        return Response(renderer.whole(answer), media_type="application/json")
+        headers = version_header([output])
+        return Response(renderer.whole(answer), 200, headers, "application/json")
 
     async def _stream(self, prepared: list[Prepared], renderer: ChatRenderer) -> Response:
         (stream,) = await self._service.stream(prepared)
@@ -98,6 +101,7 @@ class ChatRoute:
             events,
             render_error=OPENAI.stream_error,
             write_timeout_s=self._service.stall_timeout_s,
+            headers=self._service.version_header,
         )
 
 

@@ -15,13 +15,15 @@ from phalanx.server.dialects import OPENAI
 from phalanx.server.event_stream import EventStream
 from phalanx.server.merge import merged
 from phalanx.server.served_models import ServedModels
-from phalanx.server.text_service import Prepared, TextService
+from phalanx.server.text_service import Prepared, TextService, version_header
 from phalanx.server.text_stream import TextStream
 from phalanx.wire.openai import (
     CompletionCall,
     CompletionRenderer,
+    CompletionShows,
     Header,
     PromptAnswer,
+    TokenIdTexts,
     extras_with_headers,
     in_clients_names,
     parse_completion,
@@ -45,11 +47,12 @@ class CompletionRoute:
     async def _complete(self, body: bytes, headers: Mapping[str, str]) -> Response:
         call = parse_completion(body)
         self._models.check(call.body.model)
+        tokenizer, by_id = self._service.tokenizer, bool(call.body.return_tokens_as_token_ids)
         header = Header(
-            id=call.body.rid or f"cmpl-{uuid.uuid4().hex}",
+            id=call.body.rid or call.body.request_id or f"cmpl-{uuid.uuid4().hex}",
             model=call.body.model or self._models.name,
             created=int(self._service.clock.wall_s()),
-            texts=self._service.tokenizer,
+            texts=TokenIdTexts(tokenizer) if by_id else tokenizer,
             logprobs=call.logprobs,
             extras=extras_with_headers(call.extras, headers, stream=call.stream),
             include_usage=call.include_usage,
@@ -58,6 +61,12 @@ class CompletionRoute:
             prepared = await self._service.prepare(_requests(call, header.id), call.bootstraps)
         renderer = CompletionRenderer(
             header,
+            CompletionShows(
+                num_top=call.num_top,
+                num_prompt_top=call.num_prompt_top,
+                echo=call.echo,
+                with_own=by_id,
+            ),
             num_completions=call.body.n or 1,
             echoes=self._echoes(call) if call.echo else None,
         )
@@ -83,7 +92,8 @@ class CompletionRoute:
         finally:
             for waiting in pending:
                 waiting.close()
-        return Response(renderer.whole(answers), media_type="application/json")
+        headers = version_header([one.output for one in answers])
+        return Response(renderer.whole(answers), 200, headers, "application/json")
 
     async def _stream(self, prepared: list[Prepared], renderer: CompletionRenderer) -> Response:
         events = _events(await self._service.stream(prepared), renderer)
@@ -92,6 +102,7 @@ class CompletionRoute:
             events,
             render_error=OPENAI.stream_error,
             write_timeout_s=self._service.stall_timeout_s,
+            headers=self._service.version_header,
         )
 
 

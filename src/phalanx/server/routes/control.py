@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from phalanx.engine.engine import Engine
 from phalanx.errors import InvalidRequestError
-from phalanx.schema.control import Continue, Flush, Pause
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import SGLANG
-from phalanx.server.lifecycle import Lifecycle
-from phalanx.server.live import LiveRequests
+from phalanx.server.operations.generation import GenerationOperations
 from phalanx.wire.sglang.control import done_body, parse_abort, parse_pause
 
 
 class ControlRoutes:
     """Operations on everything that the server runs."""
 
-    def __init__(
-        self, engine: Engine, live: LiveRequests, lifecycle: Lifecycle, answering: Answering
-    ) -> None:
-        self._engine = engine
-        self._live = live
-        self._lifecycle = lifecycle
+    def __init__(self, generation: GenerationOperations, answering: Answering) -> None:
+        self._generation = generation
         self._answering = answering
 
     async def abort(self, request: Request) -> Response:
@@ -45,25 +37,21 @@ class ControlRoutes:
     async def _abort(self, body: bytes) -> Response:
         wanted = parse_abort(body)
         if wanted.abort_all:
-            self._live.abort("")
+            self._generation.abort("")
         elif wanted.rid:
-            self._live.abort(wanted.rid)
+            self._generation.abort(wanted.rid)
         return Response(b"")
 
     async def _pause(self, body: bytes) -> Response:
-        mode = parse_pause(body).mode
-        await asyncio.to_thread(self._engine.control, Pause(mode))
+        await self._generation.pause(parse_pause(body).mode)
         return _done("Generation paused successfully.")
 
     async def _continue(self, body: bytes) -> Response:
-        await asyncio.to_thread(self._engine.control, Continue())
+        await self._generation.go_on()
         return _done("Generation continued successfully.")
 
     async def _flush(self, wait: str) -> Response:
-        wait_s = _seconds(wait)
-        if wait_s > 0:
-            await self._lifecycle.idle(wait_s)
-        if await asyncio.to_thread(self._engine.control, Flush()):
+        if await self._generation.flush(_seconds(wait)):
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse(
             "Cache not flushed: requests are running, waiting or being handed over.\n", 400

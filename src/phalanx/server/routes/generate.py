@@ -10,13 +10,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from phalanx.schema.generate import GenerateOutput
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import SGLANG
 from phalanx.server.event_stream import EventStream
 from phalanx.server.live import LiveRequests
 from phalanx.server.merge import merged
 from phalanx.server.served_models import ServedModels
-from phalanx.server.text_service import Prepared, TextService
+from phalanx.server.text_service import Prepared, TextService, version_header
 from phalanx.server.text_stream import TextStream
 from phalanx.wire import sglang
 from phalanx.wire.sse import DONE
@@ -56,19 +57,21 @@ class GenerateRoute:
 
     async def _whole(self, call: sglang.GenerateCall, prepared: list[Prepared]) -> Response:
         answers: list[sglang.Generation] = []
+        outputs: list[GenerateOutput] = []
         renderings = [self._rendering(call, one) for one in prepared]
         pending = self._service.submit(prepared)
         try:
             self._name_completions(renderings)
             for rendering, waiting in zip(renderings, pending, strict=True):
                 output = await waiting.output()
+                outputs.append(output)
                 answers += sglang.render_output(output, rendering, waiting.elapsed_s)
         finally:
             for waiting in pending:
                 waiting.close()
         single = not call.batch and len(answers) == 1
         encoded = msgspec.json.encode(answers[0] if single else answers)
-        return Response(encoded, media_type="application/json")
+        return Response(encoded, 200, version_header(outputs), "application/json")
 
     async def _stream(self, call: sglang.GenerateCall, prepared: list[Prepared]) -> Response:
         many = call.batch or prepared[0].request.sampling.n > 1
@@ -91,6 +94,7 @@ class GenerateRoute:
             events,
             render_error=SGLANG.stream_error,
             write_timeout_s=self._service.stall_timeout_s,
+            headers=self._service.version_header,
         )
 
     def _name_completions(self, renderings: list[sglang.Rendering]) -> None:

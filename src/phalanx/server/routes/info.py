@@ -13,7 +13,7 @@ from phalanx import __version__
 from phalanx.engine.engine import Engine
 from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.server_config import ServerConfig
-from phalanx.schema.statistics import LoopStatistics
+from phalanx.schema.statistics import EngineMemory, LoopStatistics
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.metrics import ServerMetrics
 from phalanx.server.served_models import ServedModels
@@ -37,6 +37,14 @@ class HealthRoutes:
         if failure is not None:
             return PlainTextResponse(f"{failure}\n", 503)
         return PlainTextResponse("ok\n")
+
+    async def ready(self, request: Request) -> Response:
+        """As `health`, and whether requests are taken now: not while the engine sleeps."""
+        memory = None if self._engine is None else self._engine.memory
+        if memory is not None and not memory.ready:
+            why = "asleep: " + ", ".join(sorted(memory.asleep)) if memory.asleep else "no weights"
+            return PlainTextResponse(f"{why}\n", 503)
+        return await self.health(request)
 
     async def ping(self, request: Request) -> Response:
         return PlainTextResponse("pong\n")
@@ -85,7 +93,8 @@ class InfoRoutes:
             "max_running_requests": self._of_all(limits.max_batch_size),
             "context_length": limits.context_length,
             "internal_states": [engine.statistics()],
-            "status": "ready",
+            "memory": memory_facts(engine.memory),
+            "status": "ready" if engine.memory.ready else "asleep",
             "version": __version__,
         }
         return _json(facts)
@@ -144,6 +153,16 @@ class InfoRoutes:
     def _of_all(self, bound: int | None) -> int | None:
         """A bound of one replica, over all of them."""
         return None if bound is None else bound * self._engine.deployment.replica_count
+
+
+def memory_facts(memory: EngineMemory) -> dict[str, Any]:
+    """What of its memory the engine holds."""
+    return {
+        "resident": sorted(memory.resident),
+        "asleep": sorted(memory.asleep),
+        "waiting_for_weights": memory.waiting_for_weights,
+        "rss_bytes": memory.rss_bytes,
+    }
 
 
 def _deployment(deployment: DeploymentConfig) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from phalanx.wire.bootstrap import Bootstrap
 from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import (
     Extras,
-    JsonSchema,
-    ResponseFormat,
     SharedBody,
     StreamOptions,
     body_bootstraps,
@@ -25,6 +23,7 @@ from phalanx.wire.openai.sampling import (
     sampling_params,
     shared_names,
 )
+from phalanx.wire.openai.structured import JsonSchema, ResponseFormat, StructuredOutputs
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -79,7 +78,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "tool_choice": ("none", "auto"),
 }
-_DECODER = BodyDecoder(ChatBody, [StreamOptions, ResponseFormat, JsonSchema])
+_DECODER = BodyDecoder(ChatBody, [StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs])
 
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True):

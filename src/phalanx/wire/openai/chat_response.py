@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from phalanx.schema.generate import GenerateDelta, GenerateOutput
+from phalanx.schema.generate import GenerateDelta, GenerateOutput, VersionSpan
 from phalanx.wire.openai.answer import Header, PromptAnswer, rendering_of, sglext_of
 from phalanx.wire.openai.extras import SglExt, finish_word, matched_stop, meta_infos
 from phalanx.wire.openai.logprobs import ChatLogprobs, chat_logprobs
 from phalanx.wire.openai.usage import Usage, usage_of
 from phalanx.wire.sglang.response import MetaInfo
 from phalanx.wire.sse import data_line
+from phalanx.wire.version_spans import extended
 
 
 class _Message(msgspec.Struct, kw_only=True):
@@ -31,6 +34,7 @@ class _Choice(msgspec.Struct, kw_only=True):
     response_token_ids: tuple[int, ...] | UnsetType = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
     meta_info: MetaInfo | UnsetType = UNSET
+    weight_versions: Sequence[VersionSpan] | UnsetType = UNSET
 
 
 class _Completion(msgspec.Struct, kw_only=True):
@@ -55,6 +59,7 @@ class _ChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     matched_stop: int | str | UnsetType | None = UNSET
     logprobs: ChatLogprobs | None = None
+    weight_versions: Sequence[VersionSpan] | UnsetType = UNSET
 
 
 class _Chunk(msgspec.Struct, kw_only=True):
@@ -73,6 +78,7 @@ class ChatRenderer:
         self._header = header
         self._encoder = msgspec.json.Encoder()
         self._begun: set[int] = set()
+        self._versions: dict[int, list[VersionSpan]] = {}
 
     def whole(self, answer: PromptAnswer) -> bytes:
         """The body of an answer that is not streamed."""
@@ -89,6 +95,7 @@ class ChatRenderer:
                 response_token_ids=one.token_ids if wanted.token_ids else UNSET,
                 token_ids=one.token_ids if wanted.token_ids else UNSET,
                 meta_info=metas[index] if wanted.meta_info else UNSET,
+                weight_versions=one.weight_versions if len(one.weight_versions) > 1 else UNSET,
             )
             for index, one in enumerate(answer.output.completions)
         ]
@@ -110,6 +117,8 @@ class ChatRenderer:
             self._begun.add(delta.index)
             opening = _Delta(role="assistant", content="")
             events = self._event(_ChunkChoice(index=delta.index, delta=opening))
+        versions = self._versions.setdefault(delta.index, [])
+        extended(versions, delta.weight_versions)
         logprobs = None
         if self._header.logprobs and delta.logprobs is not None and delta.logprobs.token_ids:
             logprobs = chat_logprobs(delta.logprobs, self._header.texts)
@@ -123,6 +132,7 @@ class ChatRenderer:
         )
         if delta.finish_reason is not None:
             choice.matched_stop = matched_stop(delta.finish_reason)
+            choice.weight_versions = versions if len(versions) > 1 else UNSET
         return events + self._event(choice)
 
     def closing(self, outputs: list[GenerateOutput]) -> bytes:

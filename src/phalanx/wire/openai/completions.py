@@ -14,8 +14,6 @@ from phalanx.wire.bootstrap import Bootstrap
 from phalanx.wire.openai.names import in_clients_names
 from phalanx.wire.openai.sampling import (
     Extras,
-    JsonSchema,
-    ResponseFormat,
     SharedBody,
     StreamOptions,
     body_bootstraps,
@@ -25,6 +23,7 @@ from phalanx.wire.openai.sampling import (
     sampling_params,
     shared_names,
 )
+from phalanx.wire.openai.structured import JsonSchema, ResponseFormat, StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this route."""
@@ -37,10 +36,15 @@ class CompletionBody(SharedBody, frozen=True, kw_only=True, forbid_unknown_field
     logprobs: int | bool | None = None
     echo: bool | None = None
     best_of: int | None = None
+    prompt_logprobs: int | bool | None = None
+    # Known and not supported.
     suffix: Any = None
+    prompt_embeds: Any = None
 
 
-_DECODER = BodyDecoder(CompletionBody, [StreamOptions, ResponseFormat, JsonSchema])
+_DECODER = BodyDecoder(
+    CompletionBody, [StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs]
+)
 
 
 class CompletionCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,10 @@ class CompletionCall(msgspec.Struct, frozen=True, kw_only=True):
     body: CompletionBody
     prompts: tuple[str | tuple[int, ...], ...]
     logprobs: LogprobOptions | None
+    num_top: int | None
+    """Likeliest tokens to show at each position; None without log-probabilities."""
+    num_prompt_top: int | None
+    """The same of vLLM's own field for the prompt."""
     extras: Extras
     include_usage: bool
 
@@ -80,16 +88,23 @@ def parse_completion(body: bytes) -> CompletionCall:
     """The call in `body`; raises `MalformedRequestError` or `InvalidRequestError`."""
     parsed = _DECODER.decode(body)
     check_shared(parsed)
-    refuse_unsupported({"suffix": parsed.suffix}, {})
+    refuse_unsupported({"suffix": parsed.suffix, "prompt_embeds": parsed.prompt_embeds}, {})
     if parsed.best_of is not None and parsed.best_of != (parsed.n or 1):
         raise InvalidRequestError(
             f"best_of={parsed.best_of} must equal n={parsed.n or 1}; completions are not ranked",
             field="best_of",
         )
+    num_top, num_prompt_top = _count(parsed.logprobs), _count(parsed.prompt_logprobs)
+    if num_prompt_top is not None and parsed.stream:
+        raise InvalidRequestError(
+            "prompt_logprobs are not available in a stream; send stream=false", field="stream"
+        )
     return CompletionCall(
         body=parsed,
         prompts=_prompts(parsed.prompt),
-        logprobs=_logprobs(parsed),
+        logprobs=_logprobs(parsed, num_top, num_prompt_top),
+        num_top=num_top,
+        num_prompt_top=num_prompt_top,
         extras=extras(parsed),
         include_usage=include_usage(parsed),
     )
@@ -99,13 +114,26 @@ def _names(body: CompletionBody) -> dict[str, str]:
     return {**shared_names(body), "top_logprobs_num": "logprobs", "input_ids": "prompt"}
 
 
-def _logprobs(body: CompletionBody) -> LogprobOptions | None:
-    wanted = body.logprobs
+def _count(wanted: int | bool | None) -> int | None:
     if wanted is None or wanted is False:
         return None
-    top = 1 if wanted is True else int(wanted)
-    with in_clients_names(_names(body)):
-        return LogprobOptions(prompt_start=0 if body.echo else None, top_k=top)
+    return int(wanted)
+
+
+def _logprobs(
+    body: CompletionBody, num_top: int | None, num_prompt_top: int | None
+) -> LogprobOptions | None:
+    if num_top is None and num_prompt_top is None:
+        return None
+    names = _names(body)
+    if (num_prompt_top or 0) > (num_top or 0):
+        names["top_logprobs_num"] = "prompt_logprobs"
+    of_prompt = num_prompt_top is not None or (num_top is not None and bool(body.echo))
+    with in_clients_names(names):
+        for count in (num_top, num_prompt_top):
+            LogprobOptions(top_k=count or 0)
+        top = max(num_top or 0, num_prompt_top or 0)
+        return LogprobOptions(prompt_start=0 if of_prompt else None, top_k=top)
 
 
 def _prompts(

@@ -64,9 +64,12 @@ def chat_logprobs(logprobs: TokenLogprobs | None, texts: TokenTexts) -> ChatLogp
 
 
 def completion_logprobs(
-    logprobs: TokenLogprobs | None, texts: TokenTexts, offset: int
+    logprobs: TokenLogprobs | None, texts: TokenTexts, offset: int, *, with_own: bool = False
 ) -> CompletionLogprobs | None:
-    """The form of completions; `offset`: characters before the first of these tokens."""
+    """The form of completions; `offset`: characters before the first of these tokens.
+
+    `with_own`: each token is among the likeliest at its position in any case, as vLLM has it.
+    """
     if logprobs is None:
         return None
     tokens = [texts.token_text(one) for one in logprobs.token_ids]
@@ -80,4 +83,21 @@ def completion_logprobs(
             None if row is None else {texts.token_text(one): value for value, one in row}
             for row in logprobs.top
         ]
+    if with_own:
+        top = [
+            {**(row or {}), token: value} if value is not None else row
+            for token, value, row in zip(
+                tokens, logprobs.values, top or [None] * len(tokens), strict=True
+            )
+        ]
     return CompletionLogprobs(tokens, list(logprobs.values), top, offsets)
+
+
+def cut(logprobs: TokenLogprobs | None, num_top: int) -> TokenLogprobs | None:
+    """These with at most `num_top` of the likeliest tokens at each position."""
+    if logprobs is None or logprobs.top is None:
+        return logprobs
+    if num_top == 0:
+        return msgspec.structs.replace(logprobs, top=None)
+    top = tuple(None if row is None else row[:num_top] for row in logprobs.top)
+    return msgspec.structs.replace(logprobs, top=top)

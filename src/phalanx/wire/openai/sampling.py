@@ -11,6 +11,7 @@ from phalanx.errors import InvalidRequestError, MalformedRequestError
 from phalanx.schema.sampling import SamplingParams
 from phalanx.wire.body import refuse_unsupported
 from phalanx.wire.bootstrap import Bootstrap, Hosts, Numbers, bootstraps
+from phalanx.wire.openai.structured import ResponseFormat, StructuredOutputs, grammar_fields
 from phalanx.wire.sampling import bias_pairs, string_tuple
 
 
@@ -22,24 +23,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: bool | None = None
 
 
-class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """`response_format.json_schema`."""
-
-    schema: dict[str, Any] | None = None
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`response_format`."""
-
-    type: str
-    json_schema: JsonSchema | None = None
-
-
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both routes: OpenAI's, then SGLang's extras; null means the default."""
+    """Fields of both routes: OpenAI's, then SGLang's and vLLM's extras; null means the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -73,6 +58,10 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     bootstrap_host: Hosts = None
     bootstrap_port: Numbers = None
     bootstrap_room: Numbers = None
+    structured_outputs: StructuredOutputs | None = None
+    include_stop_str_in_output: bool | None = None
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None
@@ -101,13 +90,20 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     custom_logit_processor: Any = None
     custom_params: Any = None
     structural_tag: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    truncate_prompt_tokens: Any = None
+    mm_processor_kwargs: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
 
 
 UNSUPPORTED = SharedBody.__struct_fields__[SharedBody.__struct_fields__.index("lora_path") :]
-NEUTRAL: dict[str, tuple[object, ...]] = {"data_parallel_rank": (0,)}
+NEUTRAL: dict[str, tuple[object, ...]] = {"data_parallel_rank": (0,), "length_penalty": (1.0,)}
 INPUT_IDS_HEADER = "x-sglext-return-input-ids"
 OUTPUT_IDS_HEADER = "x-sglext-return-output-ids"
-ANY_OBJECT = '{"type":"object"}'
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +124,8 @@ def extras(body: SharedBody) -> Extras:
     """The extras that `body` asks for; refused together with a stream."""
     wanted = Extras(
         token_ids=bool(body.return_token_ids),
-        prompt_token_ids=bool(body.return_prompt_token_ids),
+        # vLLM tells the prompt's with them.
+        prompt_token_ids=bool(body.return_prompt_token_ids or body.return_token_ids),
         meta_info=bool(body.return_meta_info),
         sglext_input_ids=bool(body.return_input_ids_in_sglext),
         sglext_output_ids=bool(body.return_output_ids_in_sglext),
@@ -193,12 +190,14 @@ def include_usage(body: SharedBody) -> bool:
 
 def sampling_params(body: SharedBody, max_new_tokens: int) -> SamplingParams:
     """The sampling that `body` asks for."""
+    own = {"json_schema": body.json_schema, "regex": body.regex, "ebnf": body.ebnf}
     given: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": body.min_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": body.top_k,
+        # vLLM's 0 keeps all, as -1 does.
+        "top_k": -1 if body.top_k == 0 else body.top_k,
         "min_p": body.min_p,
         "frequency_penalty": body.frequency_penalty,
         "presence_penalty": body.presence_penalty,
@@ -208,35 +207,10 @@ def sampling_params(body: SharedBody, max_new_tokens: int) -> SamplingParams:
         "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
         "stop_regex": None if body.stop_regex is None else string_tuple(body.stop_regex),
         "ignore_eos": body.ignore_eos,
-        "no_stop_trim": body.no_stop_trim,
+        "no_stop_trim": body.no_stop_trim or body.include_stop_str_in_output,
         "skip_special_tokens": body.skip_special_tokens,
         "logit_bias": None if body.logit_bias is None else bias_pairs(body.logit_bias),
         "sampling_seed": body.sampling_seed if body.seed is None else body.seed,
-        "json_schema": _json_schema(body),
-        "regex": body.regex,
-        "ebnf": body.ebnf,
+        **grammar_fields(own, body.response_format, body.structured_outputs),
     }
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
-
-
-def _json_schema(body: SharedBody) -> str | None:
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return body.json_schema
-    if body.json_schema is not None:
-        raise InvalidRequestError(
-            "json_schema and response_format exclude each other", field="response_format"
-        )
-    if wanted.type == "json_object":
-        return ANY_OBJECT
-    if wanted.type == "json_schema":
-        if wanted.json_schema is None or wanted.json_schema.schema is None:
-            raise InvalidRequestError(
-                "response_format.json_schema.schema is missing; give the JSON schema",
-                field="response_format.json_schema.schema",
-            )
-        return msgspec.json.encode(wanted.json_schema.schema).decode()
-    raise InvalidRequestError(
-        f"response_format.type={wanted.type!r}; allowed: text, json_object, json_schema",
-        field="response_format.type",
-    )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from phalanx.schema.generate import FinishReason, GenerateOutput, TokenLogprobs, TokenScore
+from phalanx.schema.generate import (
+    FinishReason,
+    GenerateOutput,
+    TokenLogprobs,
+    TokenScore,
+    VersionSpan,
+)
 
 Triple = tuple[float | None, int, str | None]
 """(log-probability, token id, text where it was asked for)."""
 
 
 class MetaInfo(msgspec.Struct, kw_only=True):
-    """`meta_info` of one completion."""
+    """`meta_info` of one completion. `weight_versions`: (version, tokens in a row) in their order."""
 
     id: str
     finish_reason: FinishReason | None
@@ -24,6 +30,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     reasoning_tokens: int = 0
     num_retractions: int = 0
     weight_version: str = "default"
+    weight_versions: Sequence[VersionSpan] | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     output_token_logprobs_length: int | UnsetType = UNSET
     input_token_logprobs: list[Triple] | UnsetType = UNSET
@@ -79,6 +86,7 @@ def render_output(
             cached_tokens=output.cached_tokens,
             num_retractions=output.num_retractions,
             weight_version=output.weight_version,
+            weight_versions=completion.weight_versions or UNSET,
             e2e_latency=e2e_latency_s,
         )
         if rendering.logprobs:

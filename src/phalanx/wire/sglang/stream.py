@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
-from phalanx.schema.generate import GenerateDelta, GenerateOutput, TokenLogprobs
+from phalanx.schema.generate import GenerateDelta, GenerateOutput, TokenLogprobs, VersionSpan
 from phalanx.wire.sglang.response import (
     Generation,
     LogprobTexts,
@@ -15,6 +15,7 @@ from phalanx.wire.sglang.response import (
     add_input_logprobs,
 )
 from phalanx.wire.sse import data_line
+from phalanx.wire.version_spans import extended
 
 
 class StreamRenderer:
@@ -45,6 +46,9 @@ class StreamRenderer:
             prompt_tokens=len(rendering.prompt_ids),
             completion_tokens=progress.num_tokens,
         )
+        if progress.versions:
+            meta.weight_version = progress.versions[-1][0]
+            meta.weight_versions = progress.versions
         if output is not None:
             meta.cached_tokens = output.cached_tokens
             meta.num_retractions = output.num_retractions
@@ -89,6 +93,7 @@ class _Progress:
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_logprobs = 0
+        self.versions: list[VersionSpan] = []
         self._kept = _Shown()
 
     def extended(
@@ -99,6 +104,7 @@ class _Progress:
         shown.text += delta.text or ""
         shown.token_ids.extend(delta.token_ids)
         self.num_tokens += len(delta.token_ids)
+        extended(self.versions, delta.weight_versions)
         if rendering.logprobs and delta.logprobs is not None:
             shown.values.extend(texts.values(delta.logprobs))
             self.num_logprobs += len(delta.logprobs.values)

@@ -1,0 +1,1 @@
+"""What trainers ask of a running server, in the engine's words: every dialect's routes call these."""
