@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -202,7 +203,7 @@ def serve(
     if config is None and model is None:
         raise ConfigurationError("give a configuration file or --model; see phalanx serve --help")
     given = {key: value for key, value in flags.items() if value is not None}
-    loaded, source = load_config(config, {**given, **_assignments(set_ or [])})
+    loaded, source = load_config(config, {**given, **assignments(set_ or [])})
     if check:
         print(describe(plan(loaded, source, prepare=False)), end="")
         return
@@ -222,7 +223,8 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> tuple[ServeC
     return parse_serve_config(text, str(path), overrides, path.parent.absolute()), str(path)
 
 
-def _assignments(pairs: list[str]) -> dict[str, object]:
+def assignments(pairs: Sequence[str]) -> dict[str, object]:
+    """What `--set KEY=VALUE` pairs say, by key; values are YAML."""
     assigned: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -21,6 +21,12 @@ def up(
     name: Annotated[
         str, typer.Option(help="What to call the job, where several run on this machine.")
     ] = "default",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any key of the file, as gateway.http_port=0."
+        ),
+    ] = None,
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Start the roles of a file (docs/roles.md): their engines, one gateway in front of them, and
@@ -36,7 +42,8 @@ def up(
     from phalanx.cli.checkpoint_progress import prepared_checkpoint
     from phalanx.cli.up_plan import check_job, checkpoints, load_job, plan_table
 
-    job = load_job(config)
+    assigned = set_ or []
+    job = load_job(config, assigned)
     check_job(job, str(config), deeply=check)
     if check:
         from rich.console import Console
@@ -48,7 +55,7 @@ def up(
     if detach:
         from phalanx.cli.up_detached import up_detached
 
-        raise typer.Exit(up_detached(config, name))
+        raise typer.Exit(up_detached(config, name, assigned))
     from phalanx.cli.up_run import run_job
 
     raise typer.Exit(run_job(job, str(config.absolute()), name, detached=detached))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.roles.gateway_process import PROGRAM
 from phalanx.roles.run_file import NoJobError, RunDirectory
 
 
-def up_detached(config: Path, name: str) -> int:
+def up_detached(config: Path, name: str, assigned: Sequence[str]) -> int:
     """The exit status. What the job prints while it starts is printed here; Ctrl-C stops it."""
     command = [*PROGRAM[:-1], "up", str(config), "--name", name, "--detached"]
+    for pair in assigned:
+        command += ["--set", pair]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.checkpoints import check_checkpoint
+from phalanx.cli.serve import assignments, serve
 from phalanx.errors import ConfigurationError, InvalidInputError
 from phalanx.gateway.config import MIB, GatewayConfig
 from phalanx.roles.child_process import Command
@@ -30,13 +31,13 @@ from phalanx.schema.roles import (
 _ANYWHERE = ListenAddress("127.0.0.1", 1, 2)
 
 
-def load_job(path: Path) -> JobConfig:
-    """The job of a file. Raises `ConfigurationError`."""
+def load_job(path: Path, assigned: Sequence[str] = ()) -> JobConfig:
+    """The job of a file, with KEY=VALUE pairs put over it. Raises `ConfigurationError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from None
-    return parse_job(text, str(path), path.parent.absolute())
+    return parse_job(text, str(path), path.parent.absolute(), assignments(assigned))
 
 
 def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
@@ -141,8 +142,6 @@ def _commands(
 
 def _check_serve(flags: tuple[str, ...]) -> None:
     """As `phalanx serve FLAGS --check` would, without what it prints."""
-    from phalanx.cli.serve import serve
-
     app = typer.Typer(add_completion=False)
     app.command()(serve)
     command = typer.main.get_command(app)

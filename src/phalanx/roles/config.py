@@ -5,7 +5,7 @@ Every key that does not exist is refused, with the nearest one that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,22 +54,39 @@ class JobConfig:
     roles: tuple[InferenceRoleSpec, ...]
 
 
-def parse_job(text: str, source: str, directory: Path | None = None) -> JobConfig:
-    """The job in the YAML `text`. `source` names it in errors; paths in it start at `directory`.
+def parse_job(
+    text: str,
+    source: str,
+    directory: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> JobConfig:
+    """The job in the YAML `text`, with `overrides` by dotted key put over it.
 
-    Reads no other file and starts nothing. Raises `ConfigurationError`.
+    `source` names it in errors; paths in it start at `directory`. Reads no other file and starts
+    nothing. Raises `ConfigurationError`.
     """
     document = parse_yaml(text, source)
     if not isinstance(document, dict) or "roles" not in document:
         raise ConfigurationError(
             f"{source} must hold a mapping with the key roles, and roles by their names in it"
         )
+    for key, value in (overrides or {}).items():
+        _put(document, key, value, source)
     job = _section(document, JobSection, source, "")
     roles = tuple(
         _role(name, value, source, directory)
         for name, value in _named(job.roles, source, "roles").items()
     )
     return JobConfig(_gateway(job.gateway, directory), job.control, job.launcher, job.log, roles)
+
+
+def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:
+    *sections, last = dotted.split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigurationError(f"{source}: {section} in {dotted} must hold keys of its own")
+    document[last] = value
 
 
 def _section(value: object, kind: type[T], source: str, path: str) -> T:
