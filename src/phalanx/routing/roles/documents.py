@@ -115,6 +115,7 @@ def _told_engine(replica: RoleReplica, exposed: bool) -> EngineEntry:
         generation=replica.generation,
         worker_type=replica.worker_type,
         weight_version=replica.weight_version,
+        blocked=replica.blocked,
         # Why may tell where.
         detail=replica.detail if exposed and replica.detail else msgspec.UNSET,
     )
@@ -144,8 +145,8 @@ def _internal_engine(replica: RoleReplica) -> InternalEngineEntry:
         worker_type=replica.worker_type,
         weight_version=replica.weight_version,
         detail=replica.detail or msgspec.UNSET,
-        exposed=replica.exposed,
         blocked=replica.blocked,
+        exposed=replica.exposed,
     )
 
 
@@ -179,7 +180,7 @@ def _replica(entry: EngineEntry, document: DiscoveryDocument) -> RoleReplica:
         exposed=document.expose_engine_urls if inside is None else inside.exposed,
         weight_version=entry.weight_version,
         detail="" if entry.detail is msgspec.UNSET else entry.detail,
-        blocked=inside is not None and inside.blocked,
+        blocked=entry.blocked,
     )
     if inside is None and replica.direct_eligible and not entry.direct_eligible:
         return replace(replica, exposed=False)  # whoever publishes it knows why

@@ -16,7 +16,7 @@ from phalanx.routing.roles.snapshot import (
     RoleReplica,
     RoleSnapshot,
 )
-from phalanx.schema.roles import RouteMode, UnmappedRouteKey
+from phalanx.schema.roles import RouteMode, UnmappedRouteKey, WorkerType
 
 RETRY_AFTER_S = 1
 LONG_RETRY_AFTER_S = 5
@@ -170,19 +170,23 @@ def _not_ready(snapshot: RoleSnapshot, model: RoleModel, *, direct: bool) -> Rol
 
 def _why(snapshot: RoleSnapshot, model: RoleModel, *, direct: bool) -> tuple[str, int]:
     """In words, and when it is worth asking again."""
-    usable = model.route_mode is RouteMode.SGLANG_ROUTER and model.router_url is not None
-    if model.state is ReplicaState.READY and direct and (usable or model.serving):
-        hidden = "its engines are not shown to clients; go through the gateway"
-        return hidden, RETRY_AFTER_S
-    if model.state is ReplicaState.READY and model.route_mode is RouteMode.SGLANG_ROUTER:
+    ready = model.state is ReplicaState.READY
+    routed = model.route_mode is RouteMode.SGLANG_ROUTER
+    if direct and ready and (not snapshot.content.expose_engine_urls or _is_hidden(model)):
+        return "its engines are not shown to clients; go through the gateway", RETRY_AFTER_S
+    if ready and routed:
         return "its router is not there yet", RETRY_AFTER_S
+    if any(replica.worker_type is not WorkerType.REGULAR for replica in model.replicas):
+        return "prefill and decode need a router, and it has none", LONG_RETRY_AFTER_S
     states = Counter(replica.state for replica in model.replicas)
-    if model.state is ReplicaState.READY and states[ReplicaState.READY]:
-        return "only its router could use its engines, and it has none", LONG_RETRY_AFTER_S
     listed = ", ".join(f"{states[state]} {state}" for state in ReplicaState if states[state])
     engines = f"it is {model.state}" + (f" ({listed})" if listed else ", without engines")
-    soon = model.state in (ReplicaState.READY, ReplicaState.DRAINING)
+    soon = ready or model.state is ReplicaState.DRAINING
     return engines, RETRY_AFTER_S if soon else LONG_RETRY_AFTER_S
+
+
+def _is_hidden(model: RoleModel) -> bool:
+    return bool(model.serving) and model.route_mode is RouteMode.DIRECT
 
 
 def _known(content: RoleContent) -> str:

@@ -37,7 +37,8 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True):
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One logical replica. `base_url` is its head's, null where clients are not told.
 
-    `generation` grows when a new process takes its place. `detail` says why it gets no requests.
+    `generation` grows when a new process takes its place. `detail` says why it gets no requests;
+    `blocked` that nobody is certain what it holds.
     """
 
     engine_id: str
@@ -47,6 +48,7 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     worker_type: WorkerType = WorkerType.REGULAR
     weight_version: str | None = None
+    blocked: bool = False
     detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -54,7 +56,6 @@ class InternalEngineEntry(EngineEntry, frozen=True, kw_only=True):
     """`base_url` is always the real one; `exposed` says whether clients are told."""
 
     exposed: bool = True
-    blocked: bool = False
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
