@@ -18,7 +18,7 @@ from phalanx.server.lifecycle import Lifecycle, Phase
 
 logger = logging.getLogger("phalanx.server.access")
 
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/", "/healthz", "/ready"})
 """Answered without a key, in every phase."""
 MODEL_PATHS = frozenset(
     {
@@ -28,6 +28,9 @@ MODEL_PATHS = frozenset(
         "/v1/actions/generations",
         "/infer",
         "/health_generate",
+        "/generate/",
+        "/chat/",
+        "/get_sequence_logprobs/",
     }
 )
 """Answered by the model: refused unless the server is ready, and waited for by a drain."""

@@ -55,7 +55,7 @@ class ChatRoute:
             extras=extras_with_headers(call.extras, headers, stream=call.stream),
             include_usage=call.include_usage,
         )
-        ids = await self._service.off_loop(len(body), lambda: self._prompt_ids(call))
+        ids = await self._service.off_loop(len(body), lambda: prompt_ids_of(self._service, call))
         request = GenerateRequest(
             input_ids=ids,
             sampling=call.sampling(self._service.room(len(ids))),
@@ -69,17 +69,6 @@ class ChatRoute:
         if call.stream:
             return await self._stream(prepared, renderer)
         return await self._whole(prepared, renderer)
-
-    def _prompt_ids(self, call: ChatCall) -> tuple[int, ...]:
-        prompt = self._service.tokenizer.render_chat(
-            call.messages,
-            add_generation_prompt=call.add_generation_prompt,
-            continue_final_message=call.continue_final_message,
-            tools=call.body.tools,
-            variables=call.variables,
-        )
-        self._service.checked_length(prompt)
-        return tuple(self._service.tokenizer.encode_chat(prompt))
 
     async def _whole(self, prepared: list[Prepared], renderer: ChatRenderer) -> Response:
         (waiting,) = self._service.submit(prepared)
@@ -103,6 +92,19 @@ class ChatRoute:
             write_timeout_s=self._service.stall_timeout_s,
             headers=self._service.version_header,
         )
+
+
+def prompt_ids_of(service: TextService, call: ChatCall) -> tuple[int, ...]:
+    """The conversation as the model's own template writes it."""
+    prompt = service.tokenizer.render_chat(
+        call.messages,
+        add_generation_prompt=call.add_generation_prompt,
+        continue_final_message=call.continue_final_message,
+        tools=call.body.tools,
+        variables=call.variables,
+    )
+    service.checked_length(prompt)
+    return tuple(service.tokenizer.encode_chat(prompt))
 
 
 async def _events(stream: TextStream, renderer: ChatRenderer) -> AsyncGenerator[bytes]:

@@ -58,7 +58,9 @@ class CompletionRoute:
             include_usage=call.include_usage,
         )
         with in_clients_names(call.names):
-            prepared = await self._service.prepare(_requests(call, header.id), call.bootstraps)
+            prepared = await self._service.prepare(
+                completion_requests(call, header.id), call.bootstraps
+            )
         renderer = CompletionRenderer(
             header,
             CompletionShows(
@@ -106,7 +108,7 @@ class CompletionRoute:
         )
 
 
-def _requests(call: CompletionCall, id: str) -> list[tuple[str, GenerateRequest]]:
+def completion_requests(call: CompletionCall, id: str) -> list[tuple[str, GenerateRequest]]:
     sampling = call.sampling()
     many = len(call.prompts) > 1
     return [

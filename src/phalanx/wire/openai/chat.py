@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -133,7 +134,7 @@ def parse_chat(body: bytes) -> ChatCall:
     limit = parsed.max_completion_tokens
     return ChatCall(
         body=parsed,
-        messages=_messages(parsed),
+        messages=checked_messages(parsed.messages, continues=bool(parsed.continue_final_message)),
         variables=variables,
         max_tokens=parsed.max_tokens if limit is None else limit,
         logprobs=_logprobs(parsed),
@@ -163,11 +164,14 @@ def _logprobs(body: ChatBody) -> LogprobOptions | None:
         return LogprobOptions(top_k=body.top_logprobs or 0)
 
 
-def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:
-    if not body.messages:
+def checked_messages(
+    given: Sequence[dict[str, Any]], *, continues: bool
+) -> tuple[dict[str, Any], ...]:
+    """The messages with their contents as one text each; the last one is to be continued, or not."""
+    if not given:
         raise InvalidRequestError("messages is empty; give at least one message", field="messages")
-    messages = tuple(_message(one, at) for at, one in enumerate(body.messages))
-    if body.continue_final_message and messages[-1]["role"] != "assistant":
+    messages = tuple(_message(one, at) for at, one in enumerate(given))
+    if continues and messages[-1]["role"] != "assistant":
         raise InvalidRequestError(
             "continue_final_message needs a last message of the role assistant",
             field="continue_final_message",

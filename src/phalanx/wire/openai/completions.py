@@ -126,14 +126,13 @@ def _logprobs(
     if num_top is None and num_prompt_top is None:
         return None
     names = _names(body)
-    if (num_prompt_top or 0) > (num_top or 0):
-        names["top_logprobs_num"] = "prompt_logprobs"
-    of_prompt = num_prompt_top is not None or (num_top is not None and bool(body.echo))
     with in_clients_names(names):
-        for count in (num_top, num_prompt_top):
-            LogprobOptions(top_k=count or 0)
-        top = max(num_top or 0, num_prompt_top or 0)
-        return LogprobOptions(prompt_start=0 if of_prompt else None, top_k=top)
+        LogprobOptions(top_k=num_top or 0)
+    with in_clients_names({**names, "top_logprobs_num": "prompt_logprobs"}):
+        LogprobOptions(top_k=num_prompt_top or 0)
+    of_prompt = num_prompt_top is not None or (num_top is not None and bool(body.echo))
+    top = max(num_top or 0, num_prompt_top or 0)
+    return LogprobOptions(prompt_start=0 if of_prompt else None, top_k=top)
 
 
 def _prompts(
