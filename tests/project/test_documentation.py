@@ -14,6 +14,7 @@ import typer
 
 from phalanx import errors
 from phalanx.cli.main import app, main
+from phalanx.roles.config import parse_job
 from phalanx.schema.serve_config import parse_serve_config
 from tests.project.markdown import PAGES, ROOT, Block, blocks, commands
 
@@ -54,8 +55,8 @@ def test_a_shown_command_works(command, plugins_installed, monkeypatch, serve):
 
 
 def check_phalanx(arguments: list[str]) -> None:
-    """`serve` is validated as a whole; of the others, the flags are parsed."""
-    if arguments[0] == "serve":
+    """`serve` and `up` are validated as a whole; of the others, the flags are parsed."""
+    if arguments[0] in ("serve", "up"):
         with pytest.raises(SystemExit) as ended:
             main([*arguments, *([] if "--check" in arguments else ["--check"])])
         assert ended.value.code in (0, None)
@@ -104,7 +105,10 @@ def test_shown_python_runs(block, serve, monkeypatch):
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_shown_configurations_parse(block):
-    parse_serve_config(block.text, str(block))
+    if "\nroles:" in f"\n{block.text}":
+        parse_job(block.text, str(block))
+    else:
+        parse_serve_config(block.text, str(block))
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)

@@ -16,6 +16,8 @@ from phalanx.schema.serve_config import parse_serve_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "examples").rglob("*.yaml"))
+JOBS = [path for path in CONFIGS if "\nroles:" in path.read_text(encoding="utf-8")]
+SERVERS = [path for path in CONFIGS if path not in JOBS]
 REACH = "examples/plugin_reach/serve.yaml"
 
 
@@ -31,7 +33,15 @@ def infer(url: str, body: object) -> tuple[int, dict]:
             return error.code, json.load(error)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_a_shipped_job_is_valid(path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(path), "--check"])
+    assert ended.value.code in (0, None)
+    assert "/rollout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", SERVERS, ids=lambda path: path.name)
 def test_a_shipped_configuration_is_valid(path, plugins_installed, monkeypatch, capsys):
     parse_serve_config(path.read_text(encoding="utf-8"), str(path))
     monkeypatch.syspath_prepend(plugins_installed)
@@ -79,3 +89,13 @@ def test_the_demo_runs():
     assert "output logprobs: " in done.stdout
     log = Path(done.stdout.rpartition("Its log: ")[2].strip())
     assert log.read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_the_demo_of_roles_runs():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "roles_demo.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "default is down" not in done.stdout
+    assert "demo is down" in done.stdout
