@@ -166,11 +166,8 @@ class ProcessHost:
         await asyncio.gather(*self._forgetting)
         if self._guard is not None:
             guard, self._guard = self._guard, None
-            assert guard.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                guard.stdin.close()
             guard.kill()  # nothing is left for it to do
-            guard.wait()
+            _forget(guard)
 
     async def _forget(self, child: ChildProcess, holds: contextlib.ExitStack) -> None:
         with holds:
@@ -181,7 +178,8 @@ class ProcessHost:
 
     def _running_guard(self) -> subprocess.Popen[bytes]:
         if self._guard is not None and self._guard.poll() is not None:
-            self._guard = None  # somebody killed it
+            _forget(self._guard)  # somebody killed it
+            self._guard = None
         if self._guard is None:
             self._guard = subprocess.Popen(
                 [*_PROGRAM, "watch"], stdin=subprocess.PIPE, start_new_session=True, cwd="/"
@@ -206,6 +204,13 @@ def _tell(guard: subprocess.Popen[bytes], sign: str, session: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # the next start makes another one
         guard.stdin.write(f"{sign}{session}\n".encode())
         guard.stdin.flush()
+
+
+def _forget(guard: subprocess.Popen[bytes]) -> None:
+    assert guard.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        guard.stdin.close()
+    guard.wait()
 
 
 def _how(status: int) -> str:
