@@ -118,6 +118,11 @@ class InFlight(Generic[ServerT]):
     def total(self) -> int:
         return sum(account.num_in_flight for account in self._accounts.values())
 
+    @property
+    def num_accounts(self) -> int:
+        """Servers that are remembered, with requests or without."""
+        return len(self._accounts)
+
     def acquire(
         self, candidates: Sequence[ServerT], exclude: frozenset[str] = frozenset()
     ) -> Ticket[ServerT]:
