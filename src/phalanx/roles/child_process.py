@@ -28,7 +28,7 @@ TAIL_LINES = 20
 _TAIL_BYTES = 16384
 _PAUSE_S = 0.01
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_SECRETS = ("api-key", "api_key", "token", "password", "secret")
+_SECRETS = ("api-key", "api_key", "admin-key", "roles-key", "token", "password", "secret")
 _PROGRAM = (sys.executable, "-I", "-S", lifeline.__file__)
 
 

@@ -36,10 +36,11 @@ class GatewayLaunch:
     control_key: str | None
     log_file: Path
     log_level: str | None
+    program: tuple[str, ...] = PROGRAM
 
     def command(self, port: int) -> Command:
         section = self.section
-        words = [*PROGRAM, "--roles", self.control_url]
+        words = [*self.program, "--roles", self.control_url]
         words += ["--http-host", section.http_host, "--http-port", str(port)]
         words += ["--gateway", section.grpc]
         words += ["--request-timeout-s", str(section.request_timeout_s)]

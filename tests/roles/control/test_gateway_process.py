@@ -1,0 +1,124 @@
+"""The gateway's process: its command, its port, and that it is started anew wherever it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ConfigurationError, EngineUnavailableError
+from phalanx.roles.child_process import ProcessHost
+from phalanx.roles.gateway_process import GatewayLaunch, GatewayProcess
+from phalanx.roles.job_sections import GatewaySection
+from tests.roles.control import stub_gateway
+
+
+def launch(folder: Path, **section: object) -> GatewayLaunch:
+    return GatewayLaunch(
+        section=GatewaySection(**{"http_port": 0, "drain_timeout_s": 0.1, **section}),
+        control_url="http://127.0.0.1:1",
+        control_key="k1",
+        log_file=folder / "gateway.log",
+        log_level=None,
+        program=stub_gateway.PROGRAM,
+    )
+
+
+def words(launch: GatewayLaunch) -> dict[str, str]:
+    given = launch.command(7).arguments[len(launch.program) :]
+    return dict(zip(given[::2], given[1::2], strict=False))
+
+
+def test_the_command_is_the_section_of_the_file(tmp_path):
+    given = words(
+        launch(tmp_path, http_host="::1", api_key="a", admin_key="b", tls_cert="c", tls_key="d")
+    )
+    assert given["--roles"] == "http://127.0.0.1:1"
+    assert given["--roles-key"] == "k1"
+    assert given["--http-host"] == "::1"
+    assert given["--http-port"] == "7"
+    assert (given["--api-key"], given["--admin-key"]) == ("a", "b")
+    assert (given["--tls-cert"], given["--tls-key"]) == ("c", "d")
+    assert "--access-log" in launch(tmp_path, access_log=True).command(7).arguments
+    assert "a1" not in launch(tmp_path, api_key="a1").command(7).shown()
+    assert "k1" not in launch(tmp_path).command(7).shown()
+
+
+@asynccontextmanager
+async def process(given: GatewayLaunch) -> AsyncIterator[tuple[GatewayProcess, asyncio.Queue[str]]]:
+    host, changes = ProcessHost(), asyncio.Queue()
+    gateway = GatewayProcess(given, host, changes.put_nowait)
+    try:
+        yield gateway, changes
+    finally:
+        await gateway.stop()
+        await host.close(0.0)
+
+
+async def pid_at(url: str) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        return int(await reader.readline())
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_it_listens_when_it_has_started_and_is_gone_when_it_has_stopped(tmp_path):
+    async def scenario():
+        async with process(launch(tmp_path)) as (gateway, _):
+            assert not gateway.up
+            await gateway.start()
+            assert gateway.up
+            pid = await pid_at(gateway.url)
+            os.kill(pid, 0)
+        assert not gateway.up
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_gateway_is_started_anew_at_the_same_address(tmp_path):
+    async def scenario():
+        async with process(launch(tmp_path)) as (gateway, changes):
+            await gateway.start()
+            running = asyncio.create_task(gateway.run())
+            first = await pid_at(gateway.url)
+            for _ in range(2):
+                os.kill(first, signal.SIGKILL)
+                assert "was killed by SIGKILL" in await changes.get()
+                assert await changes.get() == "the gateway is there again"
+                second = await pid_at(gateway.url)
+                assert second != first
+                first = second
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_gateway_says_that_does_not_start_is_told(tmp_path):
+    async def scenario():
+        async with process(launch(tmp_path, access_log=True)) as (gateway, _):
+            with pytest.raises(EngineUnavailableError, match="I do not like this flag"):
+                await gateway.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_taken_port_is_named_before_anything_is_started(tmp_path):
+    async def scenario():
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigurationError, match=f"gateway.http_port={port} is taken"):
+                GatewayProcess(launch(tmp_path, http_port=port), ProcessHost(), print)
+        assert not list(tmp_path.iterdir())
+
+    asyncio.run(scenario())
