@@ -44,6 +44,7 @@ def _title(job: Job, wall_s: float) -> str:
 def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]:
     document = status.document
     role = f"{document.role} ({document.phase})" if document.phase else document.role
+    coming = {replica.model for replica in status.unpublished}
     num_rows = 0
     for name, model in document.models.items():
         if model.router_url is not None:
@@ -53,7 +54,7 @@ def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]
         for engine in model.engines:
             yield "" if num_rows else role, *_engine(engine, status)
             num_rows += 1
-        if not model.engines and model.router_url is None:
+        if not model.engines and model.router_url is None and name not in coming:
             yield "" if num_rows else role, name, _state(model.state), "", "", "", "", "no replica"
             num_rows += 1
     for replica in status.unpublished:
@@ -62,8 +63,6 @@ def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]
         state = _state(replica.state)
         yield "" if num_rows else role, replica.engine_id, state, "", "", "", "", note
         num_rows += 1
-    if not num_rows:
-        yield role, "", Text("not started"), "", "", "", "", ""
 
 
 def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text, ...]:

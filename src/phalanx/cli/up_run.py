@@ -78,7 +78,7 @@ def _machinery(job: JobConfig, logs: Path) -> Machinery:
         routers = RouterStarter(RouterSettings(logs, policy=role.routing.policy))
         return Backends(launcher, SGLangEngine, routers.open)
 
-    return Machinery(ProcessHost(), launcher, backends)
+    return Machinery(ProcessHost(), launcher, backends, lambda: started.close(0.0))
 
 
 async def _until_stopped(

@@ -42,8 +42,9 @@ class UpScreen:
         table = job_table(job, self._clock.wall_s())
         if self._live is None:
             self._live = Live(table, console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
-        self._live.update(table, refresh=True)
+            self._live.start(refresh=True)
+        else:
+            self._live.update(table, refresh=True)
 
     def ready(self, job: Job) -> None:
         """One line a role, which says where it is."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from phalanx.roles.control_app import ControlApi
 from phalanx.roles.control_door import ControlDoor
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
 from phalanx.roles.events import EventKind, EventLog
-from phalanx.roles.gateway_process import GatewayLaunch, GatewayProcess
+from phalanx.roles.gateway_process import PROGRAM, GatewayLaunch, GatewayProcess
 from phalanx.roles.manager import InferenceManager
 from phalanx.roles.progress import Progress
+from phalanx.roles.publication import initial_content
 from phalanx.roles.run_file import RunFile, RunRecord
 from phalanx.routing.roles.documents import internal
 from phalanx.routing.roles.registry import RoleRegistry
-from phalanx.routing.roles.snapshot import RoleContent
 from phalanx.schema.roles import InferenceRoleSpec
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,14 @@ class JobPlace:
 @dataclass(frozen=True)
 class Machinery:
     """What starts processes: replicas through `launcher`, which each role's `backends` use, and the
-    gateway through `host`.
+    gateway through `host`. `kill` ends the processes of replicas at once.
     """
 
     host: ProcessHost
     launcher: Launcher
     backends: Callable[[InferenceRoleSpec], Backends]
+    kill: Callable[[], Awaitable[None]]
+    gateway_program: tuple[str, ...] = PROGRAM
 
 
 class ControlProcess:
@@ -74,7 +76,11 @@ class ControlProcess:
         self._progress = Progress(self.events)
         self._managers = {
             spec.role: InferenceManager(
-                spec, machinery.backends(spec), _registry(spec, self._epoch), clock, self.events
+                spec,
+                machinery.backends(spec),
+                RoleRegistry(spec.role, self._epoch, initial_content(spec)),
+                clock,
+                self.events,
             )
             for spec in job.roles
         }
@@ -86,6 +92,7 @@ class ControlProcess:
             control_key=job.control.key,
             log_file=place.log_directory / "gateway.log",
             log_level=job.log.level,
+            program=machinery.gateway_program,
         )
         try:
             self._gateway = GatewayProcess(launch, machinery.host, self._say)
@@ -177,9 +184,8 @@ class ControlProcess:
         await self._hurry.wait()
         self._say("stopping at once")
         async with asyncio.TaskGroup() as killing:
-            killing.create_task(self._machinery.host.close(0.0))
-            for manager in self._managers.values():
-                killing.create_task(manager.shutdown(0.0))
+            killing.create_task(self._gateway.stop(hurry=True))
+            killing.create_task(_awaited(self._machinery.kill()))
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -216,10 +222,5 @@ class ControlProcess:
         self.events.add("", EventKind.OPERATION, detail=words)
 
 
-def _registry(spec: InferenceRoleSpec, epoch: str) -> RoleRegistry:
-    content = RoleContent(
-        workload=spec.workload,
-        routing=spec.routing,
-        expose_engine_urls=spec.expose_engine_urls,
-    )
-    return RoleRegistry(spec.role, epoch, content)
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

@@ -93,9 +93,9 @@ class LocalLauncher:
             undo.pop_all()
         return LocalReplica(address, child)
 
-    async def close(self) -> None:
-        """Stop whatever still runs. Any number of times."""
-        await self._host.close(CLOSE_GRACE_S)
+    async def close(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Stop whatever still runs. Any number of times, also again with less patience."""
+        await self._host.close(grace_s)
 
     def _reserve(self, launch: ReplicaLaunch, ports: contextlib.ExitStack) -> ListenAddress:
         host, first = self._settings.host, self._settings.first_port
