@@ -26,7 +26,7 @@ from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
-from phalanx.gateway.http.router import Router
+from phalanx.gateway.http.router import POOL, Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.leases import LeaseTimer
@@ -291,7 +291,7 @@ def _http_server(config: GatewayConfig, router: Router, pool: Pool, clock: Clock
         access_log=config.access_log,
         limits=limits,
     )
-    return HttpServer(router, relay, config=served, tls=_http_tls(config), clock=clock)
+    return HttpServer(router, {POOL: relay}, config=served, tls=_http_tls(config), clock=clock)
 
 
 def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:

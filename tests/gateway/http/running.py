@@ -13,7 +13,7 @@ import uvloop
 from phalanx.clock import SystemClock
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.relay import Relay
-from phalanx.gateway.http.router import Router
+from phalanx.gateway.http.router import POOL, Router
 from phalanx.gateway.http.server import HttpServer, HttpServerConfig
 from phalanx.gateway.pool import Pool
 from phalanx.routing.endpoint import Endpoint, Scheme
@@ -219,7 +219,7 @@ async def gateway(
         passes_authorization=passes_authorization,
         limits=limits,
     )
-    server = HttpServer(router, relay, config=HttpServerConfig(limits=limits, **config))
+    server = HttpServer(router, {POOL: relay}, config=HttpServerConfig(limits=limits, **config))
     port = await server.start()
     front = Gateway(server, relay, servers, port)
     try:

@@ -11,6 +11,7 @@ import pytest
 
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.upstream_pool import UpstreamPool
+from phalanx.gateway.http.way import Place
 from tests.gateway.http.running import (
     HOST,
     Servers,
@@ -278,18 +279,17 @@ def test_a_rested_connection_is_looked_at_before_it_is_used():
     async def scenario():
         pool = UpstreamPool(HttpLimits(upstream_fresh_s=1e-9))
         with socket.create_server((HOST, 0)) as listener:
-            servers = Servers(m=(listener.getsockname()[1],))
-            (server,) = servers.pool.snapshot.servers
-            upstream = await pool.connect(server)
+            place = Place("one", HOST, listener.getsockname()[1], "the server")
+            upstream = await pool.connect(place)
             accepted, _ = listener.accept()
             with accepted:
                 pool.put(upstream)
                 await asyncio.sleep(0.002)  # the loop's clock counts milliseconds
-                assert pool.idle(server.server_id) is upstream
+                assert pool.idle(place.key) is upstream
                 pool.put(upstream)
                 await asyncio.sleep(0.002)  # the loop's clock counts milliseconds
             # The loop has not turned since: nothing but a look can tell.
-            assert pool.idle(server.server_id) is None
+            assert pool.idle(place.key) is None
 
     run(scenario())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from http import HTTPStatus
+from typing import Generic, TypeVar
 
 from phalanx.errors import NoServerError, PhalanxError
 from phalanx.gateway.http.fields import (
@@ -20,18 +21,17 @@ from phalanx.gateway.http.fields import (
     status_line,
 )
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
-from phalanx.gateway.http.model_choice import model_of
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.relay import Relay, refusal_of
-from phalanx.gateway.http.request_head import request_head
 from phalanx.gateway.http.response_body import ResponseBody
 from phalanx.gateway.http.response_head import response_head, switch_head
 from phalanx.gateway.http.tunnel import Tunnel
 from phalanx.gateway.http.upstream import Upstream
+from phalanx.gateway.http.upstream_pool import UpstreamPool
+from phalanx.gateway.http.way import NOBODY, ServerT, Way
 from phalanx.gateway.http.work import Caller
-from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
 
+WishT = TypeVar("WishT")
 _DROPPED = HOP_BY_HOP | OWN
 _ID = b"\r\nx-request-id: "
 _KEPT = b"\r\n\r\n"
@@ -43,21 +43,30 @@ _JOINED = 64 * 1024
 _ATTEMPTS = 2
 
 
-class Exchange:
+class Exchange(Generic[WishT, ServerT]):
     """Fed by both connections; writes to both."""
 
-    _ticket: Ticket | None = None
+    _ticket: Ticket[ServerT] | None = None
     _upstream: Upstream | None = None
     _connecting: asyncio.Task[None] | None = None
     _body: ResponseBody | None = None
     _tunnel: Tunnel | None = None
+    _sent_whole = False
     _keeps = False
     _status = 0
 
     def __init__(
-        self, relay: Relay, caller: Caller, request: IncomingRequest, request_id: bytes
+        self,
+        way: Way[WishT, ServerT],
+        wish: WishT,
+        upstreams: UpstreamPool,
+        caller: Caller,
+        request: IncomingRequest,
+        request_id: bytes,
     ) -> None:
-        self._relay = relay
+        self._way = way
+        self._wish = wish
+        self._upstreams = upstreams
         self._caller = caller
         self._request = request
         self._id = request_id
@@ -68,30 +77,29 @@ class Exchange:
 
     def start(self) -> None:
         """Choose a server and send what there is of the request."""
-        relay = self._relay
+        way = self._way
         try:
-            model = model_of(self._request)
-            ticket = self._ticket = relay.pool.acquire(model or relay.default_model, Scheme.HTTP)
+            ticket = self._ticket = way.acquire(self._wish, NOBODY)
         except PhalanxError as error:
-            self._caller.refuse(refusal_of(error))
+            self._caller.refuse(way.refusal(self._wish, error))
             return
-        upstream = relay.upstreams.idle(ticket.server.server_id)
+        upstream = self._upstreams.idle(way.place(ticket.server).key)
         if upstream is not None:
-            self._send(upstream)
+            self._send(ticket, upstream)
         else:
             self._caller.hold_upload(held=True)
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(model))
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(ticket))
 
     # From the client.
 
     def arrived(self) -> None:
         """There is more of the request's body."""
-        upstream = self._upstream
-        if upstream is None or (not self._request.parts and not self._request.complete):
+        upstream, request = self._upstream, self._request
+        if upstream is None or self._sent_whole or not (request.parts or request.complete):
             return
-        write = upstream.transport.write
-        for part in self._request.framed():
-            write(part)
+        self._sent_whole = request.complete
+        for part in request.framed():
+            upstream.transport.write(part)
 
     def cancel(self) -> None:
         """Nobody waits for the response any more."""
@@ -135,7 +143,7 @@ class Exchange:
         if upstream.complete:
             self._finish(upstream, reusable=upstream.reusable)
         else:
-            upstream.expect_more(self._relay.limits.response_timeout_s)
+            upstream.expect_more(self._upstreams.limits.response_timeout_s)
 
     def whole_response(self, upstream: Upstream, status: int, lines: bytes, body: bytes) -> None:
         request, caller = self._request, self._caller
@@ -144,7 +152,8 @@ class Exchange:
         end = _CLOSED
         if keeps:
             end = _KEPT if request.http11 else _KEPT_1_0
-        caller.transport.write(b"".join((lines, _ID, self._id, end, body)))
+        fields = self._way.answer_fields(self._wish)
+        caller.transport.write(b"".join((lines, fields, _ID, self._id, end, body)))
         self._finish(upstream, reusable=True)
 
     def switched(self, tail: bytes) -> None:
@@ -166,64 +175,54 @@ class Exchange:
         self._fail(502, why)
 
     def late(self) -> None:
-        limit = self._relay.limits.response_timeout_s
+        limit = self._upstreams.limits.response_timeout_s
         self._fail(504, f"has sent nothing for {limit:g} s")
 
     # Parts of it.
 
-    async def _connect(self, model: str | None) -> None:
+    async def _connect(self, first: Ticket[ServerT]) -> None:
         """Open a connection; where that fails nothing has started, and one other may be tried."""
-        tried: frozenset[str] = frozenset()
+        way = self._way
+        ticket: Ticket[ServerT] | None = first
+        tried = NOBODY
         why = ""
         for _ in range(_ATTEMPTS):
-            ticket = self._ticket
             try:
                 if ticket is None:
-                    ticket = self._ticket = self._relay.pool.acquire(
-                        model or self._relay.default_model, Scheme.HTTP, tried
-                    )
-                upstream = await self._relay.upstreams.connect(ticket.server)
+                    ticket = self._ticket = way.acquire(self._wish, tried)
+                upstream = await self._upstreams.connect(way.place(ticket.server))
             except OSError as error:
                 assert ticket is not None
                 self._ticket = None
-                server_id = ticket.server.server_id
                 why = os.strerror(error.errno) if error.errno else "no answer in time"
-                tried |= {server_id}
+                tried |= {ticket.server.server_id}
                 ticket.outcome("503", message=why)
                 ticket.release()
-                self._relay.pool.connect_failed(server_id, why)
+                way.unreachable(ticket.server, why)
+                ticket = None
             except PhalanxError as error:
                 self._connecting = None
-                refusal = refusal_of(error)
                 if why and isinstance(error, NoServerError):
-                    message = f"no server could be reached ({why}); the request was not started"
-                    refusal = Refusal(503, "no_server", message, error.retry_after_s)
-                self._refuse(refusal)
+                    error = _unreached(why, error.retry_after_s)
+                self._refuse(way.refusal(self._wish, error))
                 return
             else:
                 self._connecting = None
                 self._caller.hold_upload(held=False)
-                self._send(upstream)
+                self._send(ticket, upstream)
                 return
         self._connecting = None
-        message = f"no server could be reached ({why}); the request was not started"
-        self._refuse(Refusal(503, "no_server", message, retry_after_s=1))
+        self._refuse(way.refusal(self._wish, _unreached(why)))
 
-    def _send(self, upstream: Upstream) -> None:
+    def _send(self, ticket: Ticket[ServerT], upstream: Upstream) -> None:
         self._upstream = upstream
-        request, relay = self._request, self._relay
-        assert self._ticket is not None
-        out = request_head(
-            request, self._id, self._ticket.server, with_key=relay.passes_authorization
-        )
-        if request.known is not None:
-            out += request.parts
-        elif request.has_body:
-            out += request.framed()
+        request = self._request
+        out = self._way.message(self._wish, request, self._id, ticket.server)
+        self._sent_whole = request.complete
         upstream.carry(
             self,
             without_body=request.method == "HEAD",
-            within_s=relay.limits.response_timeout_s,
+            within_s=self._upstreams.limits.response_timeout_s,
         )
         if request.known is not None:
             upstream.transport.write(b"".join(out))  # it is small
@@ -231,7 +230,8 @@ class Exchange:
             _write(upstream.transport, out)
 
     def _begin_response(self, upstream: Upstream, out: list[Bytes]) -> ResponseBody:
-        head = response_head(upstream, self._request, self._id, keeps=self._caller.stays)
+        fields = self._way.answer_fields(self._wish)
+        head = response_head(upstream, self._request, self._id, fields, keeps=self._caller.stays)
         self._status = upstream.status
         self._keeps = head.keeps
         out += head.lines
@@ -242,7 +242,7 @@ class Exchange:
         """The response is whole."""
         if reusable and self._request.complete:
             self._upstream = None
-            self._relay.upstreams.put(upstream)
+            self._upstreams.put(upstream)
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         ticket.outcome(_CODES.get(self._status) or str(self._status))
@@ -255,13 +255,12 @@ class Exchange:
         """The backend gives no response, or not the rest of it."""
         ticket = self._ticket
         assert ticket is not None
-        # Callers are told why, not where: addresses of servers are for operators.
-        what = f"the server of model {ticket.server.model_name!r} {why}"
+        what = f"{self._way.place(ticket.server).title} {why}"
         ticket.outcome(str(status), message=why)
         code = "timeout" if status == 504 else "bad_gateway"
         if self._status == 0:
             message = f"{what}; the request may have been started, so it was not sent again"
-            self._refuse(Refusal(status, code, message))
+            self._refuse(Refusal(status, code, message, fields=self._way.answer_fields(self._wish)))
             return
         self._end()
         refusal = Refusal(status, code, f"the stream broke off: {what}")
@@ -287,6 +286,13 @@ class Exchange:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
+
+
+def _unreached(why: str, retry_after_s: int = 1) -> NoServerError:
+    return NoServerError(
+        f"no server could be reached ({why}); the request was not started",
+        retry_after_s=retry_after_s,
+    )
 
 
 def _write(transport: asyncio.Transport, parts: list[Bytes]) -> None:

@@ -25,6 +25,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Said to the next neighbour only."""
+INFERENCE_MODEL = b"x-inference-model"
+"""Which of a role's models answers."""
 OWN = frozenset({b"x-request-id", b"expect"})
 """Written by the gateway itself."""
 SINGLE = (b"host", b"authorization", b"content-type", b"x-phalanx-model", b"transfer-encoding")

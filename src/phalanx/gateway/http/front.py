@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from phalanx.clock import Clock
-from phalanx.gateway.http.exchange import Exchange
-from phalanx.gateway.http.handling import Answerer, Handling, request_for
+from phalanx.gateway.http.handling import Handling, request_for
 from phalanx.gateway.http.incoming_request import IncomingRequest
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.limits import HttpLimits
-from phalanx.gateway.http.model_choice import is_told_by_body
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.http.router import (
     Access,
@@ -26,16 +25,31 @@ from phalanx.gateway.http.router import (
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.http.websocket_work import WebSocketWork, handshake_fault
 from phalanx.gateway.http.whole_message import KnownHeads
+from phalanx.gateway.http.work import Answerer, Work
 
-Startable = Exchange | Handling | WebSocketWork
+
+class Relaying(Protocol):
+    """What makes the works of relayed requests."""
+
+    def needs_whole_body(self, request: IncomingRequest) -> bool:
+        """Whether a work can only be made when the body is there."""
+        ...
+
+    def work(self, caller: Answerer, request: IncomingRequest, request_id: bytes) -> Work | Refusal:
+        """What answers it, ready to start."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what no request has."""
+        ...
 
 
 @dataclass(frozen=True)
 class Front:
-    """Everything that the connections of one server share."""
+    """Everything that the connections of one server share. `relays` by the names that routes give."""
 
     router: Router
-    relay: Relay | None
+    relays: Mapping[str, Relaying]
     keys: Keys
     limits: HttpLimits
     clock: Clock
@@ -59,7 +73,7 @@ class Front:
             return Refusal(405, "method_not_allowed", "this is no proxy for other hosts")
         route = self.router.find(request.method, request.path, upgrade=request.upgrade)
         if isinstance(route, NoRoute):
-            return _no_route(request, route)
+            return route.now or _no_route(request, route)
         if not self.keys.allow(route.access, request.get(b"authorization") or b""):
             message = "send the gateway's key as `Authorization: Bearer KEY`"
             return Refusal(401, "invalid_api_key", message)
@@ -70,7 +84,7 @@ class Front:
             )
             return Refusal(403, "foreign_origin", message)
         if isinstance(route, RelayRoute):
-            if self.relay is None:
+            if route.to not in self.relays:
                 return Refusal(404, "not_found", f"{request.path}: there are no HTTP backends")
             if _has_dots(request.path):
                 message = f"the path {request.path!r} has dot segments; send it without"
@@ -79,19 +93,18 @@ class Front:
 
     def needs_whole_body(self, route: Route, request: IncomingRequest) -> bool:
         """Whether the work can only start when the body is there."""
-        return not isinstance(route, RelayRoute) or is_told_by_body(request)
+        return not isinstance(route, RelayRoute) or self.relays[route.to].needs_whole_body(request)
 
     def work(
         self, route: Route, caller: Answerer, request: IncomingRequest, request_id: bytes
-    ) -> Startable | Refusal:
+    ) -> Work | Refusal:
         """What answers it, ready to start."""
         if isinstance(route, RelayRoute):
-            assert self.relay is not None
-            return Exchange(self.relay, caller, request, request_id)
+            return self.relays[route.to].work(caller, request, request_id)
         assert not isinstance(route, NoRoute)
-        given = request_for(route, request, request_id.decode(), caller.peer)
+        given = request_for(request, request_id.decode(), caller.peer, route.params)
         if isinstance(route, HandlerRoute):
-            return Handling(caller, route, given)
+            return Handling(caller, route.handler, given)
         fault = handshake_fault(given)
         if fault:
             return Refusal(400, "malformed_request", fault)

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote
 
 from phalanx.errors import PhalanxError
 from phalanx.gateway.http.incoming_request import IncomingRequest
-from phalanx.gateway.http.message import Headers, HttpRequest, HttpResponse
-from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.relay import refusal_of
-from phalanx.gateway.http.router import HandlerRoute, WebSocketRoute
-from phalanx.gateway.http.work import Caller
+from phalanx.gateway.http.message import Handler, Headers, HttpRequest, HttpResponse
+from phalanx.gateway.http.refusal import Refusal, refusal_of
+from phalanx.gateway.http.work import Answerer
 
 logger = logging.getLogger(__name__)
 
 
-class Answerer(Caller, Protocol):
-    """A connection that can also write a whole response."""
-
-    @property
-    def peer(self) -> str:
-        """The client's `HOST:PORT`."""
-        ...
-
-    def respond(self, response: HttpResponse) -> None: ...
-
-
 def request_for(
-    route: HandlerRoute | WebSocketRoute, request: IncomingRequest, request_id: str, peer: str
+    request: IncomingRequest, request_id: str, peer: str, params: Mapping[str, str]
 ) -> HttpRequest:
     """What a handler gets. The request's body is there whole."""
     return HttpRequest(
@@ -41,7 +28,7 @@ def request_for(
         body=b"".join(request.take()),
         disconnected=asyncio.Event(),
         request_id=request_id,
-        params=route.params,
+        params=params,
         peer=peer,
     )
 
@@ -49,9 +36,9 @@ def request_for(
 class Handling:
     """A failure of the handler's own is answered with 500 and told in the log."""
 
-    def __init__(self, caller: Answerer, route: HandlerRoute, request: HttpRequest) -> None:
+    def __init__(self, caller: Answerer, handler: Handler, request: HttpRequest) -> None:
         self._caller = caller
-        self._route = route
+        self._handler = handler
         self._request = request
         self._task: asyncio.Task[HttpResponse] | None = None
 
@@ -82,7 +69,7 @@ class Handling:
         """It is written at once."""
 
     async def _answer(self) -> HttpResponse:
-        return await self._route.handler(self._request)
+        return await self._handler(self._request)
 
     def _done(self, task: asyncio.Task[HttpResponse]) -> None:
         if self._task is None:

@@ -100,17 +100,22 @@ class IncomingRequest:
         target = self.target if self.known is None else self.known.target
         return target.partition(b"?")[2].decode("latin-1")
 
+    @property
+    def start(self) -> bytes:
+        """The first line as it came, with its end."""
+        return self.start_line if self.known is None else self.known.start_line
+
     def onward(self, dropped: frozenset[bytes]) -> bytes:
-        """The start line and the fields that go on to a backend."""
+        """The fields that go on to a backend; the length among them only where a parser has read
+        them, and it is not dropped. A head that repeats is always asked for with the same `dropped`.
+        """
         known = self.known
         if known is None:
-            return self.start_line + b"".join(field_lines(self.pairs, dropped | self.also_dropped))
+            return b"".join(field_lines(self.pairs, dropped | self.also_dropped))
         if not known.onward:
             marks = frozenset(b"\n%b:" % name for name in dropped)
-            known.onward = known.start_line + known.fields.without(marks)
-        if self.content_length < 0:
-            return known.onward
-        return b"%bcontent-length: %d\r\n" % (known.onward, self.content_length)
+            known.onward = known.fields.without(marks)
+        return known.onward
 
 
 class WholeRequest(IncomingRequest):

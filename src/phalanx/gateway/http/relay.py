@@ -1,36 +1,24 @@
-"""Relays requests to HTTP backends: the servers to choose from, connections to them, and settings."""
+"""Relays requests to the HTTP servers of the gateway's pool."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from phalanx.errors import (
-    BodyTooLargeError,
-    DeadlineExceededError,
-    EngineUnavailableError,
-    InvalidInputError,
-    MalformedRequestError,
-    NoServerError,
-    PhalanxError,
-    UnknownModelError,
-)
+from phalanx.errors import PhalanxError
+from phalanx.gateway.http.exchange import Exchange
+from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
-from phalanx.gateway.http.refusal import Refusal
+from phalanx.gateway.http.model_choice import is_told_by_body, model_of
+from phalanx.gateway.http.refusal import Refusal, refusal_of
+from phalanx.gateway.http.request_head import DROPPED, DROPPED_WITH_KEY, request_head
 from phalanx.gateway.http.upstream_pool import UpstreamPool
+from phalanx.gateway.http.way import NOBODY, Place
+from phalanx.gateway.http.work import Answerer, Work
 from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
+from phalanx.routing.snapshot import Server
 
-NOBODY: frozenset[str] = frozenset()
-_STATUSES: tuple[tuple[type[PhalanxError], int, str], ...] = (
-    (UnknownModelError, 404, "model_not_found"),
-    (MalformedRequestError, 400, "malformed_request"),
-    (BodyTooLargeError, 413, "body_too_large"),
-    (InvalidInputError, 400, "invalid_request"),
-    (DeadlineExceededError, 504, "timeout"),
-    (EngineUnavailableError, 503, "unavailable"),
-    (PhalanxError, 500, "internal_error"),
-)
-"""More specific classes come before their bases."""
+_MAX_PLACES = 4096
 
 
 class ServerPool(Protocol):
@@ -60,20 +48,58 @@ class Relay:
         passes_authorization: bool = False,
         limits: HttpLimits | None = None,
     ) -> None:
-        self.pool = pool
-        self.passes_authorization = passes_authorization
-        self.limits = limits or HttpLimits()
-        self.upstreams = UpstreamPool(self.limits)
-        self.default_model = default_model
+        self.upstreams = UpstreamPool(limits or HttpLimits())
+        self._pool = pool
+        self._dropped = DROPPED if passes_authorization else DROPPED_WITH_KEY
+        self._default_model = default_model
+        self._places: dict[str, Place] = {}
+
+    # Of the paths that it serves.
+
+    def needs_whole_body(self, request: IncomingRequest) -> bool:
+        return is_told_by_body(request)
+
+    def work(self, caller: Answerer, request: IncomingRequest, request_id: bytes) -> Work | Refusal:
+        try:
+            model = model_of(request) or self._default_model
+        except PhalanxError as error:
+            return refusal_of(error)
+        return Exchange(self, model, self.upstreams, caller, request, request_id)
 
     def close(self) -> None:
         """Close the connections that no request has."""
         self.upstreams.close()
 
+    # The way of a request for `model`; None: the only one there is.
 
-def refusal_of(error: PhalanxError) -> Refusal:
-    """The HTTP words of what kept a request from being sent on."""
-    if isinstance(error, NoServerError):
-        return Refusal(503, "no_server", str(error), retry_after_s=error.retry_after_s)
-    status, code = next(row[1:] for row in _STATUSES if isinstance(error, row[0]))
-    return Refusal(status, code, str(error), retry_after_s=1 if status == 503 else 0)
+    def acquire(self, model: str | None, tried: frozenset[str]) -> Ticket[Server]:
+        return self._pool.acquire(model, Scheme.HTTP, tried)
+
+    def place(self, server: Server) -> Place:
+        place = self._places.get(server.server_id)
+        if place is None:
+            if len(self._places) >= _MAX_PLACES:
+                self._places.clear()
+            endpoint, title = server.endpoint, f"the server of model {server.model_name!r}"
+            place = Place(server.server_id, endpoint.host, endpoint.port, title)
+            self._places[server.server_id] = place
+        return place
+
+    def unreachable(self, server: Server, why: str) -> None:
+        self._pool.connect_failed(server.server_id, why)
+
+    def message(
+        self, model: str | None, request: IncomingRequest, request_id: bytes, server: Server
+    ) -> list[Bytes]:
+        out = request_head(request, request_id, self._dropped, server.endpoint.authority)
+        if request.known is not None:
+            out += request.parts
+        elif request.has_body:
+            out += request.framed()
+        return out
+
+    def answer_fields(self, model: str | None) -> bytes:
+        return b""
+
+    def refusal(self, model: str | None, error: PhalanxError) -> Refusal:
+        return refusal_of(error)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from phalanx.gateway.http.fields import HOP_BY_HOP, OWN
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
-from phalanx.routing.snapshot import Server
 
-_DROPPED = HOP_BY_HOP | OWN
-_DROPPED_WITH_KEY = _DROPPED | {b"authorization"}
+DROPPED = HOP_BY_HOP | OWN
+DROPPED_WITH_KEY = DROPPED | {b"authorization"}
+VIA = b"\r\nvia: 1.1 phalanx\r\n"
 
 
 def request_head(
-    request: IncomingRequest, request_id: bytes, server: Server, *, with_key: bool
+    request: IncomingRequest, request_id: bytes, dropped: frozenset[bytes], authority: str
 ) -> list[Bytes]:
-    """`with_key`: the caller's authorization goes on too."""
-    dropped = _DROPPED if with_key else _DROPPED_WITH_KEY
-    out: list[Bytes] = [request.onward(dropped), b"x-request-id: ", request_id]
-    out.append(b"\r\nvia: 1.1 phalanx\r\n")
+    """Without the fields that are dropped; `authority` is the backend's, for a client that names
+    none.
+    """
+    out: list[Bytes] = [request.start, request.onward(dropped)]
+    if request.known is not None and request.content_length >= 0:
+        out.append(b"content-length: %d\r\nx-request-id: " % request.content_length)
+    else:
+        out.append(b"x-request-id: ")
+    out += (request_id, VIA)
     if not request.http11 and request.get(b"host") is None:
-        out.append(b"host: %b\r\n" % server.endpoint.authority.encode())
+        out.append(b"host: %b\r\n" % authority.encode())
     if request.upgrade:
         out.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
     if request.chunked:

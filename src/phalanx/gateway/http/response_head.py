@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from phalanx.gateway.http.fields import (
     HOP_BY_HOP,
+    INFERENCE_MODEL,
     OWN,
     field_lines,
     named_by_connection,
@@ -32,15 +33,21 @@ class ResponseHead(NamedTuple):
 
 
 def response_head(
-    upstream: Upstream, request: IncomingRequest, request_id: bytes, *, keeps: bool
+    upstream: Upstream, request: IncomingRequest, request_id: bytes, own: bytes, *, keeps: bool
 ) -> ResponseHead:
-    """`keeps`: whether the client's connection may stay."""
+    """`own` are further lines, each with a line's end in front of it, in place of the server's of
+    that name. `keeps`: whether the client's connection may stay.
+    """
     fields = upstream.fields
     dropped = _DROPPED
+    if own:
+        dropped |= {INFERENCE_MODEL}
     if b"connection" in fields:
         dropped |= named_by_connection(fields[b"connection"])
     lines: list[Bytes] = [status_line(upstream.status)]
     lines += field_lines(upstream.headers, dropped)
+    if own:
+        lines += (own[2:], b"\r\n")
     lines += (b"x-request-id: ", request_id, b"\r\n")
     # A client that still sends its request is answered, and then no longer listened to.
     keeps = keeps and request.keep_alive and request.complete

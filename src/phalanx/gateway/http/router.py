@@ -1,7 +1,7 @@
 """Which handler answers a path, which paths are relayed to HTTP backends, and who may ask.
 
-Exact paths come first, then patterns in the order they were added, then the relayed prefixes. A
-WebSocket's route is asked for upgrades alone, so that a path may have both.
+Exact paths come first, then what is mounted, then patterns in the order they were added, then the
+relayed prefixes. A WebSocket's route is asked for upgrades alone, so that a path may have both.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Protocol
 from urllib.parse import unquote
 
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.http.message import Handler, HttpRequest
+from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.websocket import WebSocket
 
 WebSocketHandler = Callable[[HttpRequest, WebSocket], Awaitable[None]]
 
 REFUSED = "refused"
+POOL = ""
+"""The relay to the servers of the pool."""
 
 
 class Access(StrEnum):
@@ -50,21 +53,33 @@ class WebSocketRoute:
 
 @dataclass(frozen=True)
 class RelayRoute:
-    """The request goes to an HTTP backend."""
+    """The request goes to an HTTP backend, by the relay of that name."""
 
     kind: ClassVar[str] = "relay"
     access: Access
+    to: str = POOL
 
 
 @dataclass(frozen=True)
 class NoRoute:
-    """Nothing answers; `allowed` are the methods that the path has."""
+    """Nothing answers; `allowed` are the methods that the path has. `now`: what to say instead, for
+    a path that may have an answer later.
+    """
 
     kind: ClassVar[str] = REFUSED
     allowed: tuple[str, ...] = ()
+    now: Refusal | None = None
 
 
 Route = HandlerRoute | WebSocketRoute | RelayRoute | NoRoute
+
+
+class Mount(Protocol):
+    """Has paths of its own, which may change while the gateway runs."""
+
+    def find(self, method: str, path: str) -> Route | None:
+        """None where the path is not one of its own; what it has answered with a route stays so."""
+        ...
 
 
 class Router:
@@ -74,6 +89,7 @@ class Router:
         self._exact: dict[tuple[str, str], HandlerRoute] = {}
         self._patterns: list[tuple[str, _Pattern, Handler, Access]] = []
         self._sockets: list[tuple[_Pattern, WebSocketHandler, Access]] = []
+        self._mounts: tuple[Mount, ...] = ()
         self._relayed: tuple[str, ...] = ()
         self._relay = RelayRoute(Access.INFERENCE)
 
@@ -103,6 +119,9 @@ class Router:
                 raise ConfigurationError(f"relay prefix {prefix!r} must begin with '/'")
         self._relayed = (*self._relayed, *prefixes)
 
+    def mount(self, mount: Mount) -> None:
+        self._mounts = (*self._mounts, mount)
+
     def find(self, method: str, path: str, *, upgrade: bool = False) -> Route:
         """The route of `path`, whose percent signs are still as they were sent."""
         if upgrade:
@@ -118,11 +137,15 @@ class Router:
             return self._relay
         return NoRoute(self._allowed(path))
 
-    def _handler(self, method: str, path: str) -> HandlerRoute | None:
+    def _handler(self, method: str, path: str) -> Route | None:
         asked = "GET" if method == "HEAD" else method
         exact = self._exact.get((asked, path))
         if exact is not None:
             return exact
+        for mount in self._mounts:
+            route = mount.find(asked, path)
+            if route is not None:
+                return route
         for each, parts, handler, access in self._patterns:
             if each == asked:
                 params = parts.match(path)

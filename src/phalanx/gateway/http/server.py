@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.gateway.http.connection import ClientConnection
-from phalanx.gateway.http.front import Front
+from phalanx.gateway.http.front import Front, Relaying
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.limits import HttpLimits
-from phalanx.gateway.http.relay import Relay
 from phalanx.gateway.http.request_ids import RequestIds
 from phalanx.gateway.http.router import Router
 from phalanx.gateway.http.statistics import HttpStatistics
@@ -33,12 +33,14 @@ class HttpServerConfig:
 
 
 class HttpServer:
-    """`router` is whole before `start`; `relay` serves the paths that the router relays."""
+    """`router` is whole before `start`; `relays` serve the paths that the router relays, each by the
+    name that the route gives.
+    """
 
     def __init__(
         self,
         router: Router,
-        relay: Relay | None = None,
+        relays: Mapping[str, Relaying] | None = None,
         *,
         config: HttpServerConfig | None = None,
         tls: ssl.SSLContext | None = None,
@@ -47,10 +49,10 @@ class HttpServer:
         self._config = config = config or HttpServerConfig()
         self._tls = tls
         self.statistics = HttpStatistics()
-        self._relay = relay
+        self._relays = {} if relays is None else relays
         self._front = Front(
             router=router,
-            relay=relay,
+            relays=self._relays,
             keys=Keys(config.api_key, config.admin_key),
             limits=config.limits,
             clock=clock or SystemClock(),
@@ -93,8 +95,8 @@ class HttpServer:
             for connection in list(self._connections):
                 connection.transport.abort()
             await self._empty.wait()
-        if self._relay is not None:
-            self._relay.close()
+        for relay in self._relays.values():
+            relay.close()
 
     def opened(self, connection: ClientConnection) -> None:
         """Called by a connection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from phalanx.routing.load import Ticket
+from phalanx.routing.load import Countable, Ticket
 
 
 class _End(asyncio.Protocol):
@@ -41,7 +41,7 @@ class Tunnel:
         self,
         client: asyncio.Transport,
         backend: asyncio.Transport,
-        ticket: Ticket,
+        ticket: Ticket[Countable],
         on_end: Callable[[], None],
     ) -> None:
         self._client = client

@@ -57,10 +57,10 @@ class Upstream(asyncio.Protocol):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, server_id: str, idle: Idle, heads: KnownHeads
+        self, loop: asyncio.AbstractEventLoop, key: str, idle: Idle, heads: KnownHeads
     ) -> None:
         self._heads = heads
-        self.server_id = server_id
+        self.key = key
         self.transport: asyncio.Transport
         self.lost = False
         self._loop = loop

@@ -7,23 +7,25 @@ import select
 
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.upstream import Upstream
+from phalanx.gateway.http.way import Place
 from phalanx.gateway.http.whole_message import KnownHeads
-from phalanx.routing.snapshot import Server
 
 
 class UpstreamPool:
-    """Idle connections by server, the one used last first. Belongs to one event loop."""
+    """Idle connections by the key of their place, the one used last first. Belongs to one event
+    loop.
+    """
 
     def __init__(self, limits: HttpLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._heads = KnownHeads()
         self._idle: dict[str, list[Upstream]] = {}
 
-    def idle(self, server_id: str) -> Upstream | None:
+    def idle(self, key: str) -> Upstream | None:
         """A connection that no exchange has, and that the backend has not closed as far as one
         can know.
         """
-        waiting = self._idle.get(server_id)
+        waiting = self._idle.get(key)
         while waiting:
             upstream = waiting.pop()
             if self._usable(upstream):
@@ -31,36 +33,36 @@ class UpstreamPool:
             upstream.abort()
         return None
 
-    async def connect(self, server: Server) -> Upstream:
+    async def connect(self, place: Place) -> Upstream:
         """A new one. Raises `OSError`, of which `TimeoutError` is one."""
         loop = asyncio.get_running_loop()
-        endpoint = server.endpoint
-        async with asyncio.timeout(self._limits.connect_timeout_s):
+        async with asyncio.timeout(self.limits.connect_timeout_s):
             _, upstream = await loop.create_connection(
-                lambda: Upstream(loop, server.server_id, self, self._heads),
-                endpoint.host,
-                endpoint.port,
+                lambda: Upstream(loop, place.key, self, self._heads),
+                place.host,
+                place.port,
+                ssl=place.tls,
             )
         return upstream
 
     def put(self, upstream: Upstream) -> None:
         """Its exchange is over; keep it for the next."""
-        waiting = self._idle.get(upstream.server_id)
+        waiting = self._idle.get(upstream.key)
         if waiting is None:
-            waiting = self._idle[upstream.server_id] = []
-        if len(waiting) >= self._limits.max_upstream_idle:
+            waiting = self._idle[upstream.key] = []
+        if len(waiting) >= self.limits.max_upstream_idle:
             upstream.abort()
             return
-        upstream.rest(self._limits.upstream_idle_s)
+        upstream.rest(self.limits.upstream_idle_s)
         waiting.append(upstream)
 
     def dropped(self, upstream: Upstream) -> None:
         """It is closed, or about to be."""
-        waiting = self._idle.get(upstream.server_id)
+        waiting = self._idle.get(upstream.key)
         if waiting and upstream in waiting:
             waiting.remove(upstream)
             if not waiting:
-                del self._idle[upstream.server_id]
+                del self._idle[upstream.key]
 
     def close(self) -> None:
         for waiting in list(self._idle.values()):
@@ -71,7 +73,7 @@ class UpstreamPool:
     def _usable(self, upstream: Upstream) -> bool:
         if upstream.lost or upstream.transport.is_closing():
             return False
-        if upstream.rested_s() < self._limits.upstream_fresh_s:
+        if upstream.rested_s() < self.limits.upstream_fresh_s:
             return True
         # What an idle backend sends is the end: better seen now than after the request was written.
         poll = select.poll()

@@ -30,7 +30,7 @@ _REQUEST = re.compile(
 _RESPONSE = re.compile(rb"(HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*+)?\r\n)" + _FIELDS)
 _NAMES = re.compile(
     rb"\n(?:host|authorization|content-type|content-length|x-request-id|x-phalanx-model|connection"
-    rb"|keep-alive|transfer-encoding|te|trailer|upgrade|expect|http2-settings|proxy-[^:]*):"
+    rb"|x-inference-model|keep-alive|transfer-encoding|te|trailer|upgrade|expect|http2-settings|proxy-[^:]*):"
 )
 HOST = b"\nhost:"
 AUTHORIZATION = b"\nauthorization:"

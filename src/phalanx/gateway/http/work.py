@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from phalanx.gateway.http.message import HttpResponse
 from phalanx.gateway.http.refusal import Refusal
 
 
@@ -14,6 +15,10 @@ class Work(Protocol):
     @property
     def begun(self) -> bool:
         """Whether some of the response was written."""
+        ...
+
+    def start(self) -> None:
+        """Begin; it may end at once."""
         ...
 
     def arrived(self) -> None:
@@ -65,3 +70,14 @@ class Caller(Protocol):
         ...
 
     def ended(self) -> None: ...
+
+
+class Answerer(Caller, Protocol):
+    """A connection that can also write a whole response."""
+
+    @property
+    def peer(self) -> str:
+        """The client's `HOST:PORT`."""
+        ...
+
+    def respond(self, response: HttpResponse) -> None: ...
