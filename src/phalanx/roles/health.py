@@ -1,0 +1,80 @@
+"""Watches one replica beside everything else: that it answers, and what others do to its engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from phalanx.roles.calls import attempt
+from phalanx.roles.contracts import ALL_TAGS, EngineCallError
+from phalanx.roles.replica import Replica
+from phalanx.roles.residency import Residency
+from phalanx.roles.role_state import RoleState
+from phalanx.roles.weights import INITIAL_VERSION
+from phalanx.routing.roles.snapshot import ReplicaState
+
+
+class HealthWatch:
+    """Of the replicas of one model. `lost` is told of one that no longer answers; `withdraw` of one
+    whose memory somebody else has released; `has_version` of weights that a trainer has put in.
+    """
+
+    def __init__(
+        self,
+        role: RoleState,
+        lost: Callable[[Replica, str], None],
+        withdraw: Callable[[Replica, str], None],
+        has_version: Callable[[Replica, str], None],
+    ) -> None:
+        self._role = role
+        self._lost = lost
+        self._withdraw = withdraw
+        self._has_version = has_version
+
+    async def run(self, replica: Replica) -> None:
+        """Goes on until it is cancelled, or the replica is dead."""
+        times, num_failures = self._role.deployment, 0
+        while replica.is_alive:
+            await asyncio.sleep(times.health_interval_s)
+            if replica.state is not ReplicaState.READY or replica.busy:
+                num_failures = 0
+                if replica.waits:
+                    await self._look(replica)
+                continue
+            if await self._answers(replica):
+                num_failures = 0
+                await self._look(replica)
+            elif replica.state is ReplicaState.READY and not replica.busy:
+                num_failures += 1
+                if num_failures >= times.max_health_failures:
+                    self._lost(replica, f"it failed {num_failures} health checks in a row")
+                    return
+
+    async def _answers(self, replica: Replica) -> bool:
+        what = f"{replica.engine_id}: health"
+        try:
+            timeout_s = self._role.deployment.health_timeout_s
+            return await attempt(replica.engine.healthy, what, timeout_s)
+        except EngineCallError:
+            return False
+
+    async def _look(self, replica: Replica) -> None:
+        """At what somebody else may have changed; while an operation runs, that is what changes it."""
+        timeout_s = self._role.deployment.health_timeout_s
+        before = replica.state, replica.weights
+        try:
+            held = await attempt(replica.engine.resident, "memory", timeout_s)
+            version = await attempt(replica.engine.weight_version, "weights", timeout_s)
+        except EngineCallError:
+            return
+        if self._role.lock.locked() or before != (replica.state, replica.weights):
+            return
+        if replica.state is ReplicaState.READY and held is not None and held != ALL_TAGS:
+            replica.residency = Residency(held)
+            self._withdraw(replica, "somebody else has released its memory")
+        elif replica.is_dynamic and version not in (replica.weights, self._old(replica)):
+            self._has_version(replica, version)
+
+    def _old(self, replica: Replica) -> str:
+        """What a replica without its weights says nevertheless."""
+        return replica.lost_weights or INITIAL_VERSION

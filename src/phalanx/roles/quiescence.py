@@ -1,0 +1,71 @@
+"""Has an engine come to rest: its requests end, or are aborted, and none runs any more.
+
+An engine that is paused computes nothing, whatever arrives; only one that is paused and idle is
+asked for its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from phalanx.roles.calls import CALL_TIMEOUT_S, POLL_S, Deadline, attempt, insist
+from phalanx.roles.contracts import EngineCallError
+from phalanx.roles.replica import Replica
+
+SETTLE_S = 0.2
+"""Readers of the snapshot hear of a drain in this time; what they had sent before is served."""
+
+
+async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) -> None:
+    """Wait until nothing runs; what still does after `timeout_s` is aborted.
+
+    Raises `EngineCallError` where it cannot be made sure in `quiet_timeout_s` more.
+    """
+    deadline = Deadline(timeout_s)
+    if timeout_s > 0:
+        await asyncio.sleep(SETTLE_S)
+    while not deadline.passed:
+        if await _seems_idle(replica):
+            replica.drained = True
+            return
+        await asyncio.sleep(POLL_S)
+    await quiet(replica, Deadline(quiet_timeout_s))
+
+
+async def quiet(replica: Replica, deadline: Deadline) -> None:
+    """Pause, then abort until it is idle: from now on nothing runs before `go_on`."""
+    engine, name = replica.engine, replica.engine_id
+    await pause(replica, deadline)
+    while not await insist(engine.is_idle, f"{name}: is it idle", deadline):
+        if deadline.passed:
+            raise EngineCallError(
+                f"{name} still has requests after it was paused and they were aborted",
+                uncertain=False,
+            )
+        await insist(engine.abort_all, f"{name}: abort its requests", deadline)
+        await asyncio.sleep(POLL_S)
+    replica.drained = True
+
+
+async def pause(replica: Replica, deadline: Deadline) -> None:
+    """Have it compute nothing any more; what it was computing is aborted."""
+    replica.runs = None
+    await insist(replica.engine.pause, f"{replica.engine_id}: pause", deadline)
+    replica.runs = False
+
+
+async def go_on(replica: Replica, deadline: Deadline) -> None:
+    """Have it compute again."""
+    if replica.runs is not True:
+        replica.runs = None
+        replica.drained = False
+        await insist(replica.engine.go_on, f"{replica.engine_id}: continue", deadline)
+        replica.runs = True
+
+
+async def _seems_idle(replica: Replica) -> bool:
+    what = f"{replica.engine_id}: is it idle"
+    try:
+        return await attempt(replica.engine.is_idle, what, CALL_TIMEOUT_S)
+    except EngineCallError:
+        return False  # a passing fault; it is asked again until the deadline

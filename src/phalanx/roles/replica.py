@@ -1,0 +1,169 @@
+"""One generation of a replica, from its start to its end, as its manager knows it.
+
+Every change of state goes through `move`; whoever waits for its engine waits inside `living`, which
+ends at once when the replica does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from phalanx.errors import RoleOperationFailedError
+from phalanx.roles.contracts import EngineControl, LaunchedReplica, ReplicaLaunch
+from phalanx.roles.events import EventKind
+from phalanx.roles.residency import Residency
+from phalanx.roles.states import check_transition
+from phalanx.routing.roles.snapshot import ReplicaState, RoleReplica
+from phalanx.schema.roles import EngineKind
+
+
+class ReplicaLostError(RoleOperationFailedError):
+    """The replica died; its manager has taken it out already."""
+
+
+class Replica:
+    """`weights` is the version that it holds for certain, None where nobody knows or none is there.
+
+    `waits`: everything else is done, and a trainer's weights are missing. `runs`: whether the engine
+    computes what arrives, None where nobody knows; `drained`: nothing ran when it was last asked.
+    `routed`: its router may have it. `busy`: it is asked for something that may keep it from
+    answering its health check. `blocked` says why nobody may touch it but `unblock` and `recover`.
+    `is_stopped`: none of its processes is left.
+    """
+
+    def __init__(
+        self,
+        launch: ReplicaLaunch,
+        handle: LaunchedReplica,
+        engine: EngineControl,
+        tell: Callable[[EventKind, str], None],
+    ) -> None:
+        self.launch = launch
+        self.handle = handle
+        self.engine = engine
+        self.state = ReplicaState.STARTING
+        self.residency = Residency()
+        self.weights: str | None = None
+        self.lost_weights: str | None = None
+        self.waits = False
+        self.runs: bool | None = True
+        self.drained = False
+        self.routed = False
+        self.busy = False
+        self.blocked = ""
+        self.detail = ""
+        self.is_stopped = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._tell = tell
+        self._guards: set[asyncio.Timeout] = set()
+
+    @property
+    def engine_id(self) -> str:
+        return self.launch.engine_id
+
+    @property
+    def is_external(self) -> bool:
+        return self.launch.group.engine is EngineKind.EXTERNAL
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.launch.model.needs_weight_update
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state is not ReplicaState.DEAD
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether operations may ask its engine for anything."""
+        return self.is_alive and not self.blocked
+
+    def move(self, after: ReplicaState, detail: str = "") -> None:
+        """Raises `IllegalTransitionError` where the table has no such edge, and changes nothing."""
+        check_transition(self.state, after)
+        self.state = after
+        self.detail = detail
+        if after is ReplicaState.READY:
+            self.drained = False
+        self._tell(EventKind.STATE, f"{after.value}: {detail}" if detail else after.value)
+
+    def advance(self, after: ReplicaState, detail: str = "") -> None:
+        """As `move`, for a course of steps in which the replica may have died since the last."""
+        self.check_alive()
+        self.move(after, detail)
+
+    def check_alive(self) -> None:
+        if not self.is_alive:
+            raise ReplicaLostError(f"{self.engine_id} died: {self.detail}")
+
+    def lose(self, reason: str) -> None:
+        """It is dead: whoever waits for it waits no longer."""
+        self.move(ReplicaState.DEAD, reason)
+        self.waits = False
+        self.weights = None
+        now_s = asyncio.get_running_loop().time()
+        for guard in self._guards:
+            if not guard.expired():
+                guard.reschedule(now_s)
+
+    def block(self, reason: str) -> None:
+        """It gets no requests already."""
+        assert self.state is not ReplicaState.READY
+        self.blocked = reason
+        self._tell(EventKind.BLOCKED, reason)
+
+    def unblock(self) -> None:
+        if self.blocked:
+            self._tell(EventKind.UNBLOCKED, self.blocked)
+        self.blocked = ""
+
+    def wait_for_weights(self, reason: str) -> None:
+        if not self.waits:
+            self._tell(EventKind.WAITING, reason)
+        self.waits, self.detail = True, reason
+
+    def has_weights(self, version: str, detail: str = "") -> None:
+        """It holds this version now, for certain."""
+        if self.weights != version:
+            self._tell(EventKind.WEIGHTS, version)
+        self.weights, self.lost_weights = version, None
+        if self.waits:
+            self.waits, self.detail = False, detail
+
+    def lose_weights(self) -> None:
+        """Its weights were given back, and whatever it says of their version means nothing."""
+        if self.weights is not None:
+            self.lost_weights = self.weights
+        self.weights = None
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """What waits inside ends with `ReplicaLostError` as soon as the replica has died."""
+        self.check_alive()
+        guard = asyncio.timeout(None)
+        self._guards.add(guard)
+        try:
+            async with guard:
+                yield
+        except TimeoutError:
+            if guard.expired():
+                self.check_alive()
+            raise
+        finally:
+            self._guards.discard(guard)
+
+    def shown(self, *, exposed: bool) -> RoleReplica:
+        """What a snapshot says of it."""
+        return RoleReplica(
+            engine_id=self.engine_id,
+            base_url=self.handle.url,
+            state=self.state,
+            generation=self.launch.generation,
+            worker_type=self.launch.group.worker_type,
+            exposed=exposed,
+            weight_version=self.weights if self.is_dynamic else None,
+            detail=self.blocked or self.detail,
+            blocked=bool(self.blocked),
+        )

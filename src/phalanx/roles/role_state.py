@@ -1,0 +1,40 @@
+"""What all pools of one role share: its specification, what is wanted of it, and its publication."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from phalanx.roles.contracts import ALL_TAGS, Backends, Tag
+from phalanx.roles.events import EventKind, EventLog
+from phalanx.schema.roles import DeploymentSpec, InferenceRoleSpec
+
+
+@dataclass
+class RoleState:
+    """`wanted` are the tags that replicas are to hold; with all of them, and not `drained`, the role
+    serves. `lock` is held by the operation that runs. `publish` shows what is; it is bound once.
+    """
+
+    spec: InferenceRoleSpec
+    backends: Backends
+    events: EventLog
+    publish: Callable[[], None]
+    wanted: frozenset[Tag] = frozenset()
+    drained: bool = False
+    closed: bool = False
+    phase: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def serves(self) -> bool:
+        """Whether replicas that are started now are to get requests."""
+        return self.wanted == ALL_TAGS and not self.drained and not self.closed
+
+    @property
+    def deployment(self) -> DeploymentSpec:
+        return self.spec.deployment
+
+    def tell(self, kind: EventKind, detail: str, *, model: str = "", engine_id: str = "") -> None:
+        self.events.add(self.spec.role, kind, model=model, engine_id=engine_id, detail=detail)
