@@ -77,7 +77,7 @@ def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text
     return (
         engine.engine_id,
         _state("blocked" if engine.blocked else engine.state),
-        str(engine.generation + 1),
+        str(engine.generation),
         engine.weight_version or "",
         memory,
         engine.base_url or "",
