@@ -228,7 +228,7 @@ class FakeEngine:
             self.requests = [other for other in self.requests if other is not request]
 
     async def _load(self) -> None:
-        await asyncio.sleep(LOAD_S)
+        await asyncio.sleep(self.world.load_s)
         self.is_loaded = True
 
     def _listening(self) -> None:
@@ -283,8 +283,11 @@ class FakeRoleWorld:
     `engines` has every process that was ever started, by engine id and generation.
     """
 
-    def __init__(self, *, says: bool = True, keeps_weights: bool = False) -> None:
+    def __init__(
+        self, *, says: bool = True, keeps_weights: bool = False, load_s: float = LOAD_S
+    ) -> None:
         self.says = says
+        self.load_s = load_s
         self.keeps_weights = keeps_weights
         self.faults = Faults()
         self.engines: dict[tuple[str, int], FakeEngine] = {}
