@@ -33,7 +33,8 @@ class Continue(msgspec.Struct, frozen=True, tag="continue"):
 
 class Flush(msgspec.Struct, frozen=True, tag="flush"):
     """Drop what is cached of ended requests; refused (False) while any request runs or waits, or
-    another engine has yet to take one over.
+    another engine has yet to take one over. While paused, those that wait without a part of the
+    cache do not count.
     """
 
 

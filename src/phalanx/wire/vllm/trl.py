@@ -72,7 +72,7 @@ class _Shared(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateBody(_Shared, frozen=True, kw_only=True):
     """`POST /generate/`."""
 
-    prompts: list[str] | list[list[int]]
+    prompts: list[str | list[int]]
     images: list[Any] | None = None
 
     def call(self) -> CompletionCall:

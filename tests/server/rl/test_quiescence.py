@@ -1,0 +1,98 @@
+"""When nothing runs, and who waits for it."""
+
+import asyncio
+
+from phalanx.schema.control import PauseMode
+from phalanx.server.lifecycle import Lifecycle, Phase
+from phalanx.server.operations.quiescence import Quiescence
+
+
+def started() -> tuple[Lifecycle, Quiescence]:
+    lifecycle = Lifecycle(Phase.READY)
+    return lifecycle, Quiescence(lifecycle)
+
+
+async def turns() -> None:
+    """Whatever is ready runs."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_quiet_comes_when_the_last_request_ends_and_holds_new_ones():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+        reached, go = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            async with quiescence.quiet():
+                reached.set()
+                await go.wait()
+
+        with lifecycle.answering():
+            working = asyncio.create_task(work())
+            await turns()
+            assert not reached.is_set()
+        await reached.wait()
+        entering = asyncio.create_task(lifecycle.admitted())
+        await turns()
+        assert not entering.done()
+        go.set()
+        await working
+        await entering
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_makes_it_quiet_though_requests_live():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+        with lifecycle.answering():
+            settling = asyncio.create_task(quiescence.settled())
+            await turns()
+            assert not settling.done()
+            quiescence.note_pause(PauseMode.IN_PLACE)
+            await settling
+            quiescence.note_continue()
+            settling = asyncio.create_task(quiescence.settled())
+            await turns()
+            assert not settling.done()
+        await settling
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_asleep_holds_nobody():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+        quiescence.open_session()
+        entering = asyncio.create_task(lifecycle.admitted())
+        await turns()
+        assert not entering.done()
+        quiescence.note_asleep(True)
+        await entering
+        quiescence.note_asleep(False)
+        entering = asyncio.create_task(lifecycle.admitted())
+        await turns()
+        assert not entering.done()
+        quiescence.close_session()
+        await entering
+
+    asyncio.run(scenario())
+
+
+def test_whoever_leaves_while_waiting_lets_the_others_in():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+
+        async def work() -> None:
+            async with quiescence.quiet():
+                raise AssertionError
+
+        with lifecycle.answering():
+            working = asyncio.create_task(work())
+            await turns()
+            working.cancel()
+            await asyncio.wait((working,))
+            await lifecycle.admitted()
+
+    asyncio.run(scenario())
