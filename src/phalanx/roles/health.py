@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from phalanx.roles.calls import attempt
-from phalanx.roles.contracts import ALL_TAGS, EngineCallError
+from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
 from phalanx.roles.replica import Replica
 from phalanx.roles.residency import Residency
 from phalanx.roles.role_state import RoleState
@@ -71,6 +71,8 @@ class HealthWatch:
             return
         if replica.state is ReplicaState.READY and held is not None and held != ALL_TAGS:
             replica.residency = Residency(held)
+            # Whoever did that has paused it. Without a cache nothing runs, nor can that be asked.
+            replica.runs, replica.drained = None, Tag.KV_CACHE not in held
             self._withdraw(replica, "somebody else has released its memory")
         elif replica.is_dynamic and version not in (replica.weights, self._old(replica)):
             self._has_version(replica, version)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.calls import POLL_S, Deadline, attempt, insist
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
-from phalanx.roles.memory import release, resume
+from phalanx.roles.memory import NUM_TRIES, release, resume
 from phalanx.roles.quiescence import go_on, pause, quiet, run_dry
 from phalanx.roles.replica import Replica
 from phalanx.roles.residency import Residency
@@ -21,6 +21,9 @@ from phalanx.roles.router_link import RouterLink
 from phalanx.roles.weights import ModelWeights, holds_weights
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.schema.roles import DeploymentSpec
+
+TOKEN_TIMEOUT_S = 30.0
+"""For an engine's first token."""
 
 
 class Lifecycle:
@@ -117,9 +120,15 @@ class Lifecycle:
 
     async def admit(self, replica: Replica) -> None:
         """What comes between an engine that is whole and its publication."""
-        deadline = Deadline(self._deployment.startup_timeout_s)
+        limit_s = self._deployment.startup_timeout_s
+        deadline = Deadline(limit_s)
         await go_on(replica, deadline)
-        await wait_until(replica.engine.ready, f"{replica.engine_id}: is it ready", deadline)
+        await wait_until(
+            replica.engine.ready,
+            f"{replica.engine_id}: is it ready",
+            deadline,
+            min(TOKEN_TIMEOUT_S, limit_s / NUM_TRIES),
+        )
         await self._router.add(replica)
 
     async def get_weights(self, replica: Replica) -> None:
@@ -226,7 +235,7 @@ class Lifecycle:
 
 
 async def wait_until(
-    ask: Callable[[], Awaitable[bool]], what: str, deadline: Deadline, call_timeout_s: float = 30.0
+    ask: Callable[[], Awaitable[bool]], what: str, deadline: Deadline, call_timeout_s: float
 ) -> None:
     """Ask until the answer is yes; no answer counts as no. Raises `EngineCallError` at the end."""
     while True:

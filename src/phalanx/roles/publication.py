@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phalanx.roles.replica import Replica
+from phalanx.roles.weights import initial_target
 from phalanx.routing.roles.snapshot import (
     ReplicaState,
     RoleContent,
@@ -27,7 +28,12 @@ def initial_content(spec: InferenceRoleSpec) -> RoleContent:
     """What the registry of a role begins with, before anything is started."""
     asleep = spec.deployment.start_asleep
     idle = ReplicaState.SLEEPING if asleep else ReplicaState.STARTING
-    return role_content(spec, [model_shown(spec, model, (), idle) for model in spec.models])
+    models = []
+    for model in spec.models:
+        target = initial_target(model)
+        version = None if target is None else target.version
+        models.append(model_shown(spec, model, (), idle, weight_version=version))
+    return role_content(spec, models)
 
 
 def role_content(

@@ -28,15 +28,20 @@ class WeightTarget:
     path: str | None
 
 
+def initial_target(model: InferenceModelSpec) -> WeightTarget | None:
+    """Before anybody has brought weights: the checkpoint that engines start from, or none."""
+    if model.weight_source is not WeightSource.LOCAL:
+        return None
+    return WeightTarget(INITIAL_VERSION, model.model_path)
+
+
 class ModelWeights:
     """The weights of one model. `target` is None while there are none to serve with."""
 
     def __init__(self, model: InferenceModelSpec, timeout_s: float) -> None:
         self._model = model
         self._timeout_s = timeout_s
-        self.target: WeightTarget | None = None
-        if model.weight_source is WeightSource.LOCAL:
-            self.target = WeightTarget(INITIAL_VERSION, model.model_path)
+        self.target = initial_target(model)
 
     @property
     def version(self) -> str | None:

@@ -40,6 +40,8 @@ __all__ = [
 
 def model(name: str = "m", replicas: int = 1, **fields) -> InferenceModelSpec:
     groups = fields.pop("engine_groups", (EngineGroupSpec(num_replicas=replicas),))
+    if "weight_source" in fields:
+        fields["weight_source"] = WeightSource(fields["weight_source"])
     if fields.pop("router", False):
         fields["route_mode"] = RouteMode.SGLANG_ROUTER
     return InferenceModelSpec(name=name, model_path="/models/m", engine_groups=groups, **fields)
