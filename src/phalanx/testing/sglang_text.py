@@ -128,19 +128,17 @@ class SGLangText:
 
     async def _merged(self, requests: Sequence[Running]) -> AsyncIterator[int]:
         """Yields the index of each request that has made progress, until all have ended."""
-        progress: asyncio.Queue[int] = asyncio.Queue(1)
+        progress: asyncio.Queue[int] = asyncio.Queue()
 
         async def follow(at: int, request: Running) -> None:
             async for _ in self._scheduler.run(request):
-                await progress.put(at)
+                progress.put_nowait(at)
 
         async def follow_all() -> None:
             try:
-                async with asyncio.TaskGroup() as group:
-                    for at, request in enumerate(requests):
-                        group.create_task(follow(at, request))
+                await asyncio.gather(*(follow(*one) for one in enumerate(requests)))
             finally:
-                await progress.put(_END)
+                progress.put_nowait(_END)
 
         following = asyncio.create_task(follow_all())
         try:
@@ -168,10 +166,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns; it is cancelled when the client goes away."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(request.receive())
-    await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    leaving.cancel()
-    if not working.done():
-        working.cancel()
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
     return await working
 
 

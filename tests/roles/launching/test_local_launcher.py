@@ -22,7 +22,6 @@ from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
 from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.roles import EngineGroupSpec, EngineKind, WeightSource, WorkerType
 from tests.roles.launching.engines import (
-    healthy,
     launching,
     our_model,
     sglang_model,
