@@ -1,7 +1,8 @@
 """Writes `docs/requirements.md`: which test stands for which numbered requirement.
 
 A test names the numbers that it proves at the head of its own name: `test_r50_s11_a_closed_...`, or
-for the step engine `test_rule_2_17_3_...`, `test_item_8_5_12_...`, `test_defect_8_6_1_...`.
+for the step engine `test_rule_2_17_3_...`, `test_item_8_5_12_...`, `test_defect_8_6_1_...`, for roles
+`test_i43_...` (items), `test_d7_...` (decisions) and `test_complaint_sglang_24119_...`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "requirements.md"
-NUMBER = r"(?:(?:rule_2_17|item_8_5|defect_8_6)_\d+|[ers]\d+|item\d+)"
+NUMBER = (
+    r"(?:(?:rule_2_17|item_8_5|defect_8_6|complaint_[a-z]+)_\d+|[deirs]\d+(?![a-z0-9])|item\d+)"
+)
 HEAD = """# Requirements and their tests
 
 Numbers are those of the requirement lists that Phalanx is built to. Each names the tests that fail
@@ -49,6 +52,10 @@ def page() -> str:
 
 def _shown(number: str) -> str:
     kind, _, places = number.partition("_")
+    if kind == "complaint":
+        return places.replace("_", " #")
+    if re.fullmatch(r"[di]\d+", number):
+        return f"D-{number[1:]}" if number[0] == "d" else f"role item {number[1:]}"
     if places:
         return f"{kind} {places.replace('_', '.')}"
     return number.upper().replace("ITEM", "item ")
