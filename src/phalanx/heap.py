@@ -1,4 +1,4 @@
-"""Keeps the memory that a process frees: it is soon needed again, for the next payload."""
+"""What becomes of memory that a process frees: kept for the next payload, or given back at once."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def keep_freed_memory() -> None:
     if hasattr(library, "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Return all that is free in this process's heap to the system, where it is glibc's."""
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

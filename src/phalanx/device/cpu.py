@@ -16,6 +16,7 @@ from phalanx.device.dispatch_tape import DispatchTape
 from phalanx.device.graph import CaptureScope, DeviceGraph, RerunGraph
 from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
+from phalanx.heap import give_back_freed_memory
 
 _CACHE_LINE = 64
 """Bytes; vector loads that cross a line are slower."""
@@ -106,3 +107,4 @@ class CpuBackend:
 
     def release_cached_memory(self) -> None:
         gc.collect()
+        give_back_freed_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -15,6 +16,7 @@ from phalanx.device.cuda_graph import CudaGraph, CudaRecorder, GraphMemory
 from phalanx.device.graph import CaptureScope, DeviceGraph, RerunGraph
 from phalanx.device.stage_times import StageTimes
 from phalanx.errors import ConfigurationError
+from phalanx.heap import give_back_freed_memory
 
 
 @contextmanager
@@ -127,7 +129,9 @@ class CudaBackend:
         return {} if self._times is None else self._times.seconds()
 
     def release_cached_memory(self) -> None:
+        gc.collect()
         torch.cuda.empty_cache()
+        give_back_freed_memory()
 
 
 def device_names() -> tuple[str, ...]:

@@ -72,6 +72,11 @@ class Linear(nn.Module):
         if self._packed is not None and not keep_dense:
             self.weight = _parameter(torch.empty_like(weight, device="meta"))
 
+    def drop_weight(self) -> None:
+        """Give up the weight, in every form; a new one is assigned, then packed, later."""
+        self._packed = None
+        self.weight = _parameter(torch.empty_like(self.weight, device="meta"))
+
     def unpack(self) -> None:
         """Bring the plain matrix back and drop the packed form."""
         self.weight = _parameter(self.dense_weight())

@@ -110,7 +110,7 @@ def first_line(error: Exception) -> str:
 def _store(address: tuple[str, int], rank: int, timeout: timedelta) -> Store:
     """Where ranks find one another; on rank 0 the server of it."""
     host, port = address
-    if _is_loopback(host):
+    if is_loopback(host):
         settings.keep_gloo_on_loopback()
     listening = None
     if rank == 0:
@@ -150,7 +150,8 @@ def _address(init_method: str) -> tuple[str, int]:
     return parts.hostname, port
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address is of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

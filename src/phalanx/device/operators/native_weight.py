@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -14,24 +16,49 @@ CHUNK_BYTES = 16 << 20
 _ALIGNMENT = 64
 
 
+class _Block:
+    """Memory that pieces are cut from, one after another."""
+
+    def __init__(self, num_bytes: int, module: ModuleType) -> None:
+        # Room to align to a huge page, which also aligns what is cut to a cache line.
+        self._bytes = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
+        module.advise_huge_pages(self._bytes)
+        self._used = -self._bytes.data_ptr() % _ALIGNMENT
+
+    def cut(self, num_bytes: int) -> Tensor | None:
+        """None where so much is not left."""
+        if self._used + num_bytes > self._bytes.numel():
+            return None
+        taken = self._bytes[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return taken
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of a block, which lives as long as one of its pieces."""
+
+    bytes: Tensor
+    block: _Block
+
+
 class HugePageArena:
-    """Hands out bytes from large blocks; a block lives as long as anything cut from it."""
+    """Hands out bytes from large blocks; it keeps none itself, so that all of them can be freed."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
-        self._block = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._newest: weakref.ref[_Block] | None = None
 
-    def take(self, num_bytes: int) -> Tensor:
+    def take(self, num_bytes: int) -> Piece:
         """`num_bytes` uninitialized bytes, aligned to a cache line."""
-        if self._used + num_bytes > self._block.numel():
-            # Room to align to a huge page, which also aligns what is cut to a cache line.
-            block = torch.empty(max(CHUNK_BYTES, num_bytes) + _ALIGNMENT, dtype=torch.uint8)
-            self._module.advise_huge_pages(block)
-            self._block, self._used = block, -block.data_ptr() % _ALIGNMENT
-        taken = self._block[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return taken
+        block = None if self._newest is None else self._newest()
+        taken = None if block is None else block.cut(num_bytes)
+        if block is None or taken is None:
+            block = _Block(max(CHUNK_BYTES, num_bytes), self._module)
+            self._newest = weakref.ref(block)
+            taken = block.cut(num_bytes)
+            assert taken is not None
+        return Piece(taken, block)
 
 
 class NativeWeight:
@@ -40,7 +67,8 @@ class NativeWeight:
     def __init__(self, module: ModuleType, arena: HugePageArena, weight: Tensor) -> None:
         self._module = module
         self._shape, self._dtype = weight.shape, weight.dtype
-        self._packed = _pack(module, arena, weight)
+        self._piece = _pack(module, arena, weight)
+        self._packed = self._piece.bytes
 
     @property
     def num_bytes(self) -> int:
@@ -64,7 +92,8 @@ class NativeInt8Weight:
         self._sums = rounded.sum(dim=1, dtype=torch.int32)
         self._module = module
         self._shape, self._dtype = weight.shape, weight.dtype
-        self._packed = _pack(module, arena, rounded)
+        self._piece = _pack(module, arena, rounded)
+        self._packed = self._piece.bytes
 
     @property
     def num_bytes(self) -> int:
@@ -87,8 +116,8 @@ def fits(weight: Tensor, element_bytes: int) -> bool:
     return weight.device.type == "cpu" and weight.shape[1] * element_bytes % 4 == 0
 
 
-def _pack(module: ModuleType, arena: HugePageArena, weight: Tensor) -> Tensor:
+def _pack(module: ModuleType, arena: HugePageArena, weight: Tensor) -> Piece:
     channels = -(-weight.shape[0] // PANEL_CHANNELS) * PANEL_CHANNELS
-    packed = arena.take(channels * weight.shape[1] * weight.element_size())
-    module.pack_linear(weight.contiguous(), packed)
-    return packed
+    piece = arena.take(channels * weight.shape[1] * weight.element_size())
+    module.pack_linear(weight.contiguous(), piece.bytes)
+    return piece

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's safetensors into a decoder, one tensor at a time.
+"""Reads a checkpoint's safetensors into a decoder, one tensor at a time, once all are known to fit.
 
 Two layouts are accepted: Hugging Face's separate projections, and the fused one of converted
 checkpoints. What a rank holds of a tensor is used as it lies in the mapped file where its dtype and
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,11 +21,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
+from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Decoder
-from phalanx.models.causal_lm.weight_slots import Slot, Target, targets_of
+from phalanx.models.causal_lm.weight_slots import Slot, Target
 
 _FUSED = re.compile(r"\.(qkv_proj|gate_up_proj)\.")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+
+
+Given = tuple[Target, Callable[[], Tensor]]
+"""Where a tensor goes, and how to have it."""
 
 
 class _Index(msgspec.Struct):
@@ -32,39 +39,85 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def load_weights(decoder: Decoder, directory: Path, device: torch.device) -> None:
-    """Fill every parameter of `decoder`.
+class Checkpoint:
+    """The open weights files of a directory; tensors are mapped as they are asked for.
+
+    Raises `CheckpointError` where a file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open = ExitStack()
+        self._files: list[tuple[str, safe_open]] = []
+        with self._open as undo:
+            for path in _files(directory):
+                with _readable(path):
+                    file = undo.enter_context(safe_open(path, framework="pt"))
+                    self._files += [(name, file) for name in file.keys()]  # noqa: SIM118
+            self._open = undo.pop_all()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def fitting(self, targets: Mapping[str, Target], config: DecoderConfig) -> list[Given]:
+        """Where each tensor goes, and how to read it.
+
+        Raises `CheckpointError` naming missing, unexpected and misshapen tensors before anything is
+        read.
+        """
+        filled: Counter[Slot] = Counter()
+        fitting: list[tuple[str, safe_open]] = []
+        unexpected: list[str] = []
+        misshapen: list[str] = []
+        for name, file in self._files:
+            if ignored(name, config):
+                continue
+            target = targets.get(name)
+            if target is None or filled[target.slot] >= target.slot.shape[0]:
+                unexpected.append(name)
+                continue
+            filled[target.slot] += target.rows
+            fitting.append((name, file))
+            part = file.get_slice(name)  # type: ignore[no-untyped-call]
+            shape = tuple(part.get_shape())
+            if shape != target.shape:
+                misshapen.append(f"{name} of {shape} instead of {target.shape}")
+        incomplete = {one.slot for one in targets.values() if filled[one.slot] < one.slot.shape[0]}
+        missing = _missing(targets, {name for name, _ in fitting}, incomplete)
+        if missing or unexpected or misshapen:
+            raise CheckpointError(
+                f"the weights in {self._directory} do not fit its config.json "
+                f"({config.architecture}): missing {_listed(missing)}; "
+                f"unexpected {_listed(unexpected)}; misshapen {_listed(misshapen)}"
+            )
+        return [(targets[name], partial(file.get_tensor, name)) for name, file in fitting]
+
+
+def load_weights(
+    decoder: Decoder, targets: Mapping[str, Target], directory: Path, device: torch.device
+) -> None:
+    """Fill every parameter of `decoder`, whose places for tensors are `targets`.
 
     Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file.
     """
-    targets = targets_of(decoder)
-    filled: Counter[Slot] = Counter()
-    found: set[str] = set()
-    unexpected: list[str] = []
-    misshapen: list[str] = []
-    for name, tensor in _tensors(directory):
-        if _IGNORED.search(name) or (name == "lm_head.weight" and decoder.config.tied_head):
-            continue
-        target = targets.get(name)
-        if target is None or filled[target.slot] >= target.slot.shape[0]:
-            unexpected.append(name)
-            continue
-        found.add(name)
-        filled[target.slot] += target.rows
-        if tuple(tensor.shape) == target.shape:
-            target.place(tensor, device)
-        else:
-            misshapen.append(f"{name} of {tuple(tensor.shape)} instead of {target.shape}")
-    incomplete = {one.slot for one in targets.values() if filled[one.slot] < one.slot.shape[0]}
-    missing = _missing(targets, found, incomplete)
-    if missing or unexpected or misshapen:
-        raise CheckpointError(
-            f"the weights in {directory} do not fit its config.json "
-            f"({decoder.config.architecture}): missing {_listed(missing)}; "
-            f"unexpected {_listed(unexpected)}; misshapen {_listed(misshapen)}"
-        )
+    with Checkpoint(directory) as checkpoint:
+        for target, read in checkpoint.fitting(targets, decoder.config):
+            target.place(read(), device)
     if decoder.config.tied_head:
         decoder.tie_head()
+
+
+def is_fused(name: str) -> bool:
+    """Whether a tensor of this name is several others, which also have names of their own."""
+    return bool(_FUSED.search(name))
+
+
+def ignored(name: str, config: DecoderConfig) -> bool:
+    """Whether a checkpoint may have a tensor of this name that the model does not need."""
+    return bool(_IGNORED.search(name)) or (name == "lm_head.weight" and config.tied_head)
 
 
 def _missing(targets: Mapping[str, Target], found: set[str], incomplete: set[Slot]) -> list[str]:
@@ -72,7 +125,7 @@ def _missing(targets: Mapping[str, Target], found: set[str], incomplete: set[Slo
     return [
         name
         for name, target in targets.items()
-        if target.slot in incomplete and name not in found and not _FUSED.search(name)
+        if target.slot in incomplete and name not in found and not is_fused(name)
     ]
 
 
@@ -81,16 +134,14 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for path in _files(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is damaged or incomplete: {error}; download or convert it again"
-            ) from error
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or incomplete: {error}; download or convert it again"
+        ) from error
 
 
 def _files(directory: Path) -> list[Path]:

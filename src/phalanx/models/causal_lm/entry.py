@@ -9,8 +9,8 @@ from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.loading import load_service
 from phalanx.models.causal_lm.service import CausalLMService
 from phalanx.models.causal_lm.validation import check_request
-from phalanx.plugin import BatchingEntry, ServingAdapter
-from phalanx.schema.control import ControlOp
+from phalanx.plugin import BatchingEntry, ServingAdapter, WeightStore
+from phalanx.schema.control import ControlOp, Question, WeightAnswer
 from phalanx.schema.events import Event
 from phalanx.schema.generate import GenerateOutput, GenerateRequest
 from phalanx.schema.limits import Limits
@@ -79,6 +79,13 @@ class CausalLM(BatchingEntry):
 
     def control(self, op: ControlOp) -> bool:
         return self._service.control(op)
+
+    def ask(self, question: Question) -> WeightAnswer:
+        return self._service.ask(question)
+
+    @property
+    def weights(self) -> WeightStore:
+        return self._service.weights
 
     def statistics(self) -> LoopStatistics:
         return self._service.statistics()

@@ -20,16 +20,18 @@ from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.args import CausalLMArgs
-from phalanx.models.causal_lm.checkpoint import load_weights
 from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decode_captures import DecodeCaptures
 from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
+from phalanx.models.causal_lm.operations import Operations
 from phalanx.models.causal_lm.ranks import Fact, Ranks
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
-from phalanx.models.causal_lm.service import CausalLMService
+from phalanx.models.causal_lm.service import CausalLMService, ServiceParts
 from phalanx.models.causal_lm.token_grammar import GrammarCompiler
+from phalanx.models.causal_lm.weight_groups import WeightGroups
+from phalanx.models.causal_lm.weight_store import DecoderWeights
 from phalanx.processing.text import TextTokenizer
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
@@ -49,6 +51,7 @@ class LoadedModel:
 
     config: DecoderConfig
     decoder: Decoder
+    weights: DecoderWeights
     ranks: Ranks
     backend: DeviceBackend
     operators: Operators
@@ -76,9 +79,8 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     dtype = device_config.torch_dtype
     operators = create_operators(args.native_operators, backend.device.type, dtype)
     decoder = Decoder(config, operators, dtype, _context_length(args, config), ranks)
-    load_weights(decoder, directory, backend.device)
-    decoder.to(backend.device)
-    packed_bytes = decoder.pack(operators, args.quantization)
+    decoder.rotary.to(backend.device)
+    weights = DecoderWeights(decoder, operators, backend.device, directory, args.quantization)
     tokenizer = None
     if (directory / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_directory(directory)
@@ -89,10 +91,10 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
         ranks.rank,
         ranks.size,
         config.num_layers,
-        packed_bytes / 2**20,
+        weights.packed_bytes / 2**20,
         operators.name,
     )
-    return LoadedModel(config, decoder, ranks, backend, operators, tokenizer)
+    return LoadedModel(config, decoder, weights, ranks, backend, operators, tokenizer)
 
 
 def build_service(
@@ -125,14 +127,15 @@ def build_service(
     budget = Budget(args.max_step_tokens, args.max_batch_size)
     loop = PipelinedLoop if args.speculate else StepLoop
     compiler = GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)
+    driven = loop(engine, budget, EVICTION_POLICIES[args.eviction]())
+    groups = WeightGroups(model.backend.device)
+    operations = Operations(engine, driven, model.weights, model.ranks, groups)
+    grammars = GrammarQueue(compiler, model.ranks.least)
     return CausalLMService(
-        engine,
-        loop(engine, budget, EVICTION_POLICIES[args.eviction]()),
-        node,
+        ServiceParts(engine, driven, node, operations, grammars),
         limits,
         SequenceLimits(config.eos_ids, context_length),
         model.tokenizer,
-        GrammarQueue(compiler, model.ranks.least),
     )
 
 

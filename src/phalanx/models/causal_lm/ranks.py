@@ -21,6 +21,7 @@ from phalanx.parallel.mesh import Group
 from phalanx.parallel.ops import all_gather, all_reduce_, broadcast
 
 Fact = int | str | None
+_MAX_MESSAGE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,28 @@ class Ranks:
         if self.size == 1 or not values:
             return list(values)
         return all_reduce_(self._tensor(values), self.dense, ReduceOp.MIN).tolist()
+
+    def greatest(self, x: Tensor) -> Tensor:
+        """The largest of every rank's `x`, element by element."""
+        return x if self.size == 1 else all_reduce_(x, self.dense, ReduceOp.MAX)
+
+    def of_all(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's values; all give equally many."""
+        if self.size == 1 or not values:
+            return [list(values)]
+        gathered: list[list[int]] = all_gather(self._tensor(values)[None], self.dense, 0).tolist()
+        return gathered
+
+    def first_said(self, message: str | None) -> str | None:
+        """What the first rank says that says anything."""
+        if self.size == 1:
+            return message
+        said = [] if message is None else list(message.encode()[:_MAX_MESSAGE_BYTES])
+        rows = self.of_all([len(said), *said, *[0] * (_MAX_MESSAGE_BYTES - len(said))])
+        for length, *row in rows:
+            if length:
+                return bytes(row[:length]).decode(errors="ignore")
+        return None
 
     def take_first(self, x: Tensor) -> None:
         """Put the first rank's `x` into every rank's."""

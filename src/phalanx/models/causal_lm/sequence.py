@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from phalanx.models.causal_lm.logprobs import LogprobRecord
 from phalanx.models.causal_lm.row_input import RowInput
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
+from phalanx.models.causal_lm.weight_version import ServedVersion, VersionRecord
 from phalanx.schema.generate import (
     Abort,
     Completion,
@@ -60,13 +61,15 @@ class Kept:
 class Own:
     """What one sequence does not share with the other completions of its request.
 
-    `keep` holds what is stored of it for another engine; None where nothing is handed over.
+    `served` is the version of the weights that compute it. `keep` holds what is stored of it for
+    another engine; None where nothing is handed over.
     """
 
     text: TextOutput | None
     index: int = 0
     grammar: TokenGrammar | None = None
     keep: Callable[[], Kept] | None = None
+    served: ServedVersion = field(default_factory=ServedVersion)
 
 
 class Sequence(Foreseeing):
@@ -95,6 +98,9 @@ class Sequence(Foreseeing):
         self._text = own.text
         self._grammar = own.grammar
         self._keep = own.keep
+        self._served = own.served
+        self._versions = VersionRecord(own.served)
+        self._scored_with = own.served.serial
         self._finish: FinishReason | None = None
         self._goes_on = False
         """Whether it ends here only to go on elsewhere."""
@@ -175,20 +181,12 @@ class Sequence(Foreseeing):
         return Work(NODE, WALK, total - self.computed, total)
 
     def resource_configs(self) -> Mapping[str, ResourceConfig]:
-        sampling = self.sampling
-        holds_back = self._holds_back and self._grammar is None
+        self._score_anew_with_other_weights()
+        forbidden = self._ends if self._holds_back and self._grammar is None else ()
+        tokens = self.prompt_ids, tuple(self.output_ids)
         return {
             "kv": KVRequestConfig(self._tokens, self.scores.num_unscored),
-            "sampler": SamplerConfig(
-                row=_row_filter(sampling),
-                seed=self._seed,
-                penalties=_penalties(sampling),
-                logit_bias=sampling.logit_bias,
-                forbidden=tuple(sorted(self._ends)) if holds_back else (),
-                forbidden_until=sampling.min_new_tokens if holds_back else 0,
-                prompt_ids=self.prompt_ids,
-                output_ids=tuple(self.output_ids),
-            ),
+            "sampler": _sampler(self.sampling, self._seed, forbidden, tokens),
         }
 
     def advance(self, span: int) -> None:
@@ -211,17 +209,23 @@ class Sequence(Foreseeing):
         self.scores.take_prompt(outputs)
         token = outputs.get("token")
         if token is not None:
+            self._versions.note(len(self.output_ids))
             self.scores.take_output(outputs, token)
             self._append(token)
             if self._finish is None and self.request.hands_over:
-                self._goes_on = True
-                self._finish = Length(len(self.output_ids))
+                self._goes_on, self._finish = True, Length(len(self.output_ids))
         return self._finish is not None
 
     def _append(self, token: int) -> None:
         self.output_ids.append(token)
         self._tokens.append(token)
         self._finish = self._finish_after(token)
+
+    def _score_anew_with_other_weights(self) -> None:
+        """All scores of a prompt are of one version: those that nobody has seen give way."""
+        if self._scored_with != self._served.serial and not self.output_ids:
+            self._scored_with = self._served.serial
+            self.scores = LogprobRecord(self.request.logprobs, len(self.prompt_ids))
 
     def _resume(self, done: SequenceHandoff) -> None:
         """Stand where another engine stopped; what it stored is imported, or computed again."""
@@ -230,6 +234,7 @@ class Sequence(Foreseeing):
         self.scores = LogprobRecord.resumed(
             self.request.logprobs, len(self.prompt_ids), done.logprobs
         )
+        self._versions = VersionRecord(self._served, done.weight_versions)
         for token in done.output_ids:
             self._append(token)
         if self.sampling.max_new_tokens == 0:
@@ -241,7 +246,7 @@ class Sequence(Foreseeing):
         fresh = self.output_ids[self._num_reported :]
         if not fresh and self._finish is None:
             return None
-        self._num_reported = len(self.output_ids)
+        reported, self._num_reported = self._num_reported, len(self.output_ids)
         return GenerateDelta(
             index=self.index,
             token_ids=tuple(fresh),
@@ -249,6 +254,7 @@ class Sequence(Foreseeing):
             logprobs=self.scores.take_output_delta(),
             prompt_logprobs=self.scores.take_prompt_delta(),
             finish_reason=self._finish,
+            weight_versions=self._versions.spans(reported, self._num_reported),
         )
 
     def output(self, *, cancelled: bool) -> GenerateOutput:
@@ -263,12 +269,14 @@ class Sequence(Foreseeing):
                     text=None if self._text is None else self._text.whole,
                     finish_reason=reason,
                     logprobs=self.scores.output,
+                    weight_versions=self._versions.spans(0, len(self.output_ids)),
                 ),
             ),
             prompt_tokens=len(self.prompt_ids),
             cached_tokens=self.cached_tokens,
             num_retractions=self.num_push_backs,
             prompt_logprobs=self.scores.prompt,
+            weight_version=self._versions.newest,
             handoff=self._handoff(cancelled=cancelled),
         )
 
@@ -276,10 +284,7 @@ class Sequence(Foreseeing):
         """What another engine needs to go on; where it need not, there is nothing to read."""
         if not self.request.hands_over or (cancelled and self._finish is None):
             return None
-        kept = Kept()
-        if self._goes_on:
-            assert self._keep is not None
-            kept = self._keep()
+        kept = self._keep() if self._goes_on and self._keep is not None else Kept()
         done = SequenceHandoff(
             seed=self._seed,
             output_ids=tuple(self.output_ids),
@@ -287,6 +292,7 @@ class Sequence(Foreseeing):
             logprobs=self.scores.output,
             kv=kept.kv,
             positions=kept.positions,
+            weight_versions=self._versions.spans(0, len(self.output_ids)),
         )
         return Handoff(num_prompt_tokens=len(self.prompt_ids), sequences=(done,))
 
@@ -315,6 +321,25 @@ class Sequence(Foreseeing):
                 self._text.finish()
             return Length(count)
         return None
+
+
+def _sampler(
+    sampling: SamplingParams,
+    seed: int,
+    forbidden: Collection[int],
+    tokens: tuple[tuple[int, ...], tuple[int, ...]],
+) -> SamplerConfig:
+    """`forbidden` ids must not come before `min_new_tokens`; `tokens` are prompt and output."""
+    return SamplerConfig(
+        row=_row_filter(sampling),
+        seed=seed,
+        penalties=_penalties(sampling),
+        logit_bias=sampling.logit_bias,
+        forbidden=tuple(sorted(forbidden)),
+        forbidden_until=sampling.min_new_tokens if forbidden else 0,
+        prompt_ids=tokens[0],
+        output_ids=tokens[1],
+    )
 
 
 def _row_filter(sampling: SamplingParams) -> RowFilter:

@@ -11,6 +11,7 @@ from phalanx.models.causal_lm.sequence import Kept, Own, Sequence, SequenceLimit
 from phalanx.models.causal_lm.text_output import TextOutput
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.models.causal_lm.validation import check_prompt
+from phalanx.models.causal_lm.weight_version import ServedVersion
 from phalanx.processing.text import (
     IncrementalDetokenizer,
     StopMatcher,
@@ -40,8 +41,10 @@ class SequenceMaker:
         sequence_limits: SequenceLimits,
         limits: Limits,
         keep: Callable[[str], Kept],
+        served: ServedVersion,
     ) -> None:
         """`keep` holds a sequence's state, by its id in the loop, for another engine."""
+        self._served = served
         self._tokenizer = tokenizer
         self._sequence_limits = sequence_limits
         self._limits = limits
@@ -76,6 +79,7 @@ class SequenceMaker:
                     index,
                     None if grammar is None else grammar.copy(),
                     partial(self._keep, child_id(prompt.rid, index, request.sampling.n)),
+                    self._served,
                 ),
             )
             for index in range(request.sampling.n)

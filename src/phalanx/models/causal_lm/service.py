@@ -6,17 +6,17 @@ A request for n completions becomes n sequences; their events come back under th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-
-import msgspec
 
 from phalanx.errors import PhalanxDistError
 from phalanx.loop.step_loop import StepLoop
+from phalanx.models.causal_lm.completions import Completions, combined
 from phalanx.models.causal_lm.grammar import GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
 from phalanx.models.causal_lm.handing_over import HandingOver, published
 from phalanx.models.causal_lm.node import DecoderNode
+from phalanx.models.causal_lm.operations import Operation, Operations
 from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.sequence_maker import SequenceMaker, child_id
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
@@ -27,9 +27,11 @@ from phalanx.schema.control import (
     Flush,
     Pause,
     PauseMode,
+    Question,
+    WeightAnswer,
 )
-from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
-from phalanx.schema.generate import GenerateDelta, GenerateOutput, GenerateRequest
+from phalanx.schema.events import Delta, Event, Failed, Final
+from phalanx.schema.generate import GenerateRequest
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.attempt import attempt
@@ -39,17 +41,16 @@ from phalanx.step.resources.positions import Positions
 
 _CANCELLED = "the request was cancelled before its computed prompt had come"
 
-_NOT_WHOLE = "another completion of the request could not be handed over"
 
+@dataclass(frozen=True)
+class ServiceParts:
+    """What computes a service's requests."""
 
-@dataclass
-class _Group:
-    """The completions of one request that have not all ended."""
-
-    children: tuple[str, ...]
-    outputs: dict[str, GenerateOutput] = field(default_factory=dict)
-    scheduled: bool = False
-    cancelled: bool = False
+    engine: StepEngine
+    loop: StepLoop
+    node: DecoderNode
+    operations: Operations
+    grammars: GrammarQueue
 
 
 class CausalLMService:
@@ -57,14 +58,12 @@ class CausalLMService:
 
     def __init__(
         self,
-        engine: StepEngine,
-        loop: StepLoop,
-        node: DecoderNode,
+        parts: ServiceParts,
         limits: Limits,
         sequence_limits: SequenceLimits,
         tokenizer: TextTokenizer | None,
-        grammars: GrammarQueue,
     ) -> None:
+        engine, node = parts.engine, parts.node
         cache, positions = engine.resource("kv"), engine.resource("positions")
         assert isinstance(cache, KVCache) and isinstance(positions, Positions)
         self._cache = cache
@@ -73,15 +72,17 @@ class CausalLMService:
         """Completions that begin with another engine's state."""
         self.limits = limits
         self._engine = engine
-        self._loop = loop
+        self._loop = parts.loop
         self._node = node
-        self._sequences = SequenceMaker(tokenizer, sequence_limits, limits, self._handing.keep)
-        self._grammars = grammars
-        self._groups: dict[str, _Group] = {}
-        self._parents: dict[str, str] = {}
+        self._operations = parts.operations
+        self.weights = parts.operations.weights
+        self._paused = False
+        self._sequences = SequenceMaker(
+            tokenizer, sequence_limits, limits, self._handing.keep, parts.operations.served
+        )
+        self._grammars = parts.grammars
+        self._completions = Completions(self._drop, self._handing.drop)
         self._early: list[Event] = []
-        self._dropped: set[str] = set()
-        """Completions of a failed request whose events of the running tick nobody wants."""
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
@@ -102,6 +103,9 @@ class CausalLMService:
             self._fail_early(rid, request, made.error)
 
     def _begin(self, rid: str, request: GenerateRequest) -> None:
+        memory = self._operations.memory
+        if not memory.ready:
+            raise memory.refusal()
         prompt = self._sequences.prompt(rid, request)
         self._handing.check(request, len(prompt.ids))
         source = GrammarSource.of(request.sampling)
@@ -119,8 +123,7 @@ class CausalLMService:
         if prompt is not None:
             self._early.append(self._cancelled_early(prompt))
             return
-        group = self._groups.get(rid)
-        for child in (rid,) if group is None else group.children:
+        for child in self._completions.of(rid):
             self._loop.cancel(child)
 
     def tick(self) -> list[Event]:
@@ -129,17 +132,10 @@ class CausalLMService:
             self._start_compiled()
         events, self._early = self._early, []
         for event in self._loop.tick():
-            if event.rid in self._dropped:
-                if isinstance(event, Final):
-                    self._handing.drop(event.payload.handoff, _NOT_WHOLE)
-                continue
-            self._note(event)
-            rid = self._parents.get(event.rid)
-            if rid is None:
-                events.append(event)
-            else:
-                events.extend(self._of_group(rid, event))
-        self._dropped.clear()
+            if self._completions.wants(event):
+                self._note(event)
+                events.extend(self._completions.reported(event))
+        self._completions.end_tick()
         failure = self._node.failure
         if failure is not None:
             raise PhalanxDistError(
@@ -148,30 +144,36 @@ class CausalLMService:
         return events
 
     def control(self, op: ControlOp) -> bool:
+        """Apply an operation. Raises as `BatchingEntry.control`."""
         match op:
             case Pause(mode):
-                self._loop.paused = True
+                self._paused = self._loop.paused = True
                 if mode is PauseMode.ABORT:
                     self._cancel_all()
                 elif mode is PauseMode.RETRACT:
                     self._loop.push_back_all()
                 return True
             case Continue():
-                self._loop.paused = False
+                self._paused = False
+                self._compute_or_wait()
                 return True
             case Flush():
-                self._loop.land()
-                # What is held for another engine belongs to a request that is not over.
-                waits = not self._loop.idle or len(self._grammars) > 0
-                if waits or not self._engine.at_rest():
+                # What is held for another engine belongs to a request that is not over. While paused,
+                # requests that have nothing of the cache wait for what comes after the flush.
+                if not ((self._idle() or self._paused) and self._engine.at_rest()):
                     return False
                 self._engine.prefixes.forget()
                 return True
             case _:
-                raise NotImplementedError(f"plugin 'causal_lm' does not do {type(op).__name__}")
+                return self._operate(op)
+
+    def ask(self, question: Question) -> WeightAnswer:
+        """Answer about the weights. Raises as `BatchingEntry.ask`."""
+        self._loop.land()
+        return self._operations.ask(question)
 
     def statistics(self) -> LoopStatistics:
-        cache = self._cache
+        cache, memory = self._cache, self._operations.memory
         return LoopStatistics(
             num_running=self._loop.num_running,
             num_waiting=self._loop.num_waiting + len(self._grammars),
@@ -189,24 +191,45 @@ class CausalLMService:
             pool_tokens=self.limits.pool_tokens or 0,
             pool_used_tokens=cache.used_tokens,
             pool_cached_tokens=cache.cached_tokens,
-            paused=self._loop.paused,
+            paused=self._paused,
+            asleep=memory.asleep,
+            waiting_for_weights=memory.waiting_for_weights,
             stage_s=self._engine.stage_s(),
         )
 
     def close(self) -> None:
+        self._operations.close()
         self._cancel_all()
         self._grammars.close()
         self._loop.close()
         self._engine.shutdown()
 
+    def _operate(self, op: Operation) -> bool:
+        idle = self._idle()
+        try:
+            return self._operations.apply(op, at_rest=idle or self._paused)
+        finally:
+            self._compute_or_wait()
+
+    def _idle(self) -> bool:
+        """Whether no request is live, once what is computed now has been accounted for."""
+        self._loop.land()
+        return self._loop.idle and len(self._grammars) == 0
+
+    def _compute_or_wait(self) -> None:
+        self._loop.paused = self._paused or not self._operations.memory.ready
+
+    def _drop(self, child: str, message: str) -> None:
+        """End a completion of which nobody is told."""
+        self._loop.drop(child)
+        self._let_go(child, message)
+
     def _start(self, prompt: Prompt, grammar: TokenGrammar | None) -> None:
         """Queue a request's sequences, each at the start of its own copy of `grammar`."""
         rid, priority = prompt.rid, prompt.request.priority
         sequences = self._sequences.make(prompt, grammar)
-        children = [child_id(rid, index, len(sequences)) for index in range(len(sequences))]
-        if len(sequences) > 1:
-            self._groups[rid] = _Group(tuple(children))
-            self._parents.update(dict.fromkeys(children, rid))
+        children = tuple(child_id(rid, index, len(sequences)) for index in range(len(sequences)))
+        self._completions.open(rid, children)
         handoff = prompt.request.handoff
         for index, (child, sequence) in enumerate(zip(children, sequences, strict=True)):
             imports = {} if handoff is None else published(handoff.sequences[index])
@@ -237,7 +260,7 @@ class CausalLMService:
         """The end of a request that was cancelled before it could run."""
         self._handing.drop(prompt.request.handoff, _CANCELLED)
         outputs = [one.output(cancelled=True) for one in self._sequences.make(prompt, None)]
-        return Final(prompt.rid, _combined(outputs), cancelled=True)
+        return Final(prompt.rid, combined(outputs), cancelled=True)
 
     def _note(self, event: Event) -> None:
         """Count what a completion has gained, and let go of what it did not take."""
@@ -254,66 +277,3 @@ class CausalLMService:
         sequence = self._arriving.pop(child, None)
         if sequence is not None:
             self._handing.ended(sequence, message)
-
-    def _of_group(self, rid: str, event: Event) -> list[Event]:
-        """A child's event as the group's: one `Scheduled`, one end when all children have ended."""
-        group = self._groups[rid]
-        match event:
-            case Scheduled():
-                first, group.scheduled = not group.scheduled, True
-                return [Scheduled(rid)] if first else []
-            case Delta(_, payload):
-                return [Delta(rid, _without_repeated_prompt(payload))]
-            case Final(child, payload, cancelled):
-                group.outputs[child] = payload
-                group.cancelled |= cancelled
-                del self._parents[child]
-                if len(group.outputs) < len(group.children):
-                    return []
-                del self._groups[rid]
-                outputs = [group.outputs[child] for child in group.children]
-                combined = _combined(outputs)
-                if combined.handoff is None:
-                    self._drop_held(group)
-                return [Final(rid, combined, cancelled=group.cancelled)]
-            case Failed(child, error):
-                return self._fail_group(rid, group, child, error)
-
-    def _fail_group(self, rid: str, group: _Group, child: str, error: Exception) -> list[Event]:
-        """One completion's failure ends the request; its other completions are dropped."""
-        del self._groups[rid]
-        self._drop_held(group)
-        for other in group.children:
-            self._parents.pop(other, None)
-            if other != child:
-                self._loop.drop(other)
-                self._dropped.add(other)
-                self._let_go(other, str(error))
-        return [Failed(rid, error)]
-
-    def _drop_held(self, group: _Group) -> None:
-        """Nobody will read what was held of the completions that have ended."""
-        for output in group.outputs.values():
-            self._handing.drop(output.handoff, _NOT_WHOLE)
-
-
-def _without_repeated_prompt(delta: GenerateDelta) -> GenerateDelta:
-    """Only completion 0 reports the prompt."""
-    if delta.index == 0 or delta.prompt_logprobs is None:
-        return delta
-    return msgspec.structs.replace(delta, prompt_logprobs=None)
-
-
-def _combined(outputs: list[GenerateOutput]) -> GenerateOutput:
-    """The outputs of one prompt's completions as one."""
-    handoffs = [output.handoff for output in outputs if output.handoff is not None]
-    handoff = None
-    if len(handoffs) == len(outputs):
-        sequences = tuple(one for each in handoffs for one in each.sequences)
-        handoff = msgspec.structs.replace(handoffs[0], sequences=sequences)
-    return msgspec.structs.replace(
-        outputs[0],
-        handoff=handoff,
-        completions=tuple(output.completions[0] for output in outputs),
-        num_retractions=sum(output.num_retractions for output in outputs),
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from phalanx.layers.linear import Linear
 from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Cut, Decoder, DecoderLayer
 from phalanx.parallel.sharding import Span
@@ -31,16 +32,55 @@ class Slot:
     rows: tuple[Span, ...]
     columns: Span | None = None
 
-    def fill(self, start: int, part: Tensor, device: torch.device) -> None:
-        """Put `part` into the parameter from its row `start` on; `part` itself where it is all."""
+    @property
+    def linear(self) -> Linear | None:
+        """The layer whose matrix this is, which may be packed."""
+        owner = self.owner
+        return owner if isinstance(owner, Linear) and self.attribute == "weight" else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank holds some of it."""
+        return bool(self.rows)
+
+    def value(self) -> Tensor:
+        """What this rank holds, as a plain tensor; of a packed matrix a copy."""
+        linear = self.linear
+        if linear is not None:
+            return linear.dense_weight()
+        return self.owner.get_parameter(self.attribute).detach()
+
+    def drop(self) -> None:
+        """Give the memory up; the parameter is an empty shell on `meta` then."""
+        if not self.is_here:
+            return
+        linear = self.linear
+        if linear is not None:
+            linear.drop_weight()
+        else:
+            parameter = self.owner.get_parameter(self.attribute)
+            self._assign(torch.empty_like(parameter, device="meta"))
+
+    def own(self) -> None:
+        """Have the parameter in memory of its own."""
+        parameter = self.owner.get_parameter(self.attribute)
+        if not parameter.is_meta:
+            self._assign(parameter.detach().clone())
+
+    def fill(self, start: int, part: Tensor, device: torch.device) -> bool:
+        """Put `part` into the parameter from its row `start` on; True where it is now `part` itself,
+        which is all of it.
+        """
         parameter = self.owner.get_parameter(self.attribute)
         fits = part.shape == parameter.shape and part.dtype == parameter.dtype
-        if fits and device.type == "cpu" and part.is_contiguous():
+        on_cpu = device.type == "cpu" and part.device.type == "cpu"
+        if fits and on_cpu and part.is_contiguous():
             self._assign(part)
-            return
+            return True
         if parameter.is_meta:
             parameter = self._assign(torch.empty_like(parameter, device=device))
         parameter.data[start : start + part.shape[0]].copy_(part)
+        return False
 
     def _assign(self, tensor: Tensor) -> nn.Parameter:
         parameter = nn.Parameter(tensor, requires_grad=False)
@@ -60,14 +100,18 @@ class Target:
     def shape(self) -> tuple[int, ...]:
         return (self.rows, *self.slot.shape[1:])
 
-    def place(self, tensor: Tensor, device: torch.device) -> None:
-        """Put what this rank holds of `tensor` into its slot."""
+    def place(self, tensor: Tensor, device: torch.device) -> bool:
+        """Put what this rank holds of `tensor` into its slot; True where that refers to it now."""
         columns = self.slot.columns
-        for start, span in self._held():
+        lent = False
+        for start, span in self.held():
             part = tensor[span.slice]
-            self.slot.fill(start, part if columns is None else part[:, columns.slice], device)
+            lent |= self.slot.fill(
+                start, part if columns is None else part[:, columns.slice], device
+            )
+        return lent
 
-    def _held(self) -> Iterator[tuple[int, Span]]:
+    def held(self) -> Iterator[tuple[int, Span]]:
         """The parts of the tensor that this rank holds, each with its first row in the slot."""
         at = 0
         for span in self.slot.rows:

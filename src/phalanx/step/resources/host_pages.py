@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
 from phalanx.step.resources.kv_step import KVConfig
@@ -23,11 +24,8 @@ class HostPages:
         self._backend = backend
         self._num_pages = config.host_pages
         self._free = list(range(config.host_pages - 1, -1, -1))
-        shape = (config.host_pages, config.page_size, config.num_kv_heads, config.head_dim)
-        self._layers = tuple(
-            (backend.alloc_host(shape, config.dtype), backend.alloc_host(shape, config.dtype))
-            for _ in range(config.num_layers if config.host_pages else 0)
-        )
+        self._config = config
+        self._layers = self._allocated()
 
     @property
     def num_free(self) -> int:
@@ -43,6 +41,14 @@ class HostPages:
 
     def at_rest(self) -> bool:
         return len(self._free) == self._num_pages
+
+    def release(self) -> None:
+        """Give the memory back; no page may be taken."""
+        self._layers = ()
+
+    def restore(self) -> None:
+        """Take the memory again, empty."""
+        self._layers = self._allocated()
 
     def store(self, device_pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """Copy whole pages of every layer from the device, one to one."""
@@ -65,3 +71,11 @@ class HostPages:
                 tensor[target] = kept[origin].to(tensor.device)
         # The next step may run on another stream.
         self._backend.record_event().synchronize()
+
+    def _allocated(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        config, alloc = self._config, self._backend.alloc_host
+        shape = (config.host_pages, config.page_size, config.num_kv_heads, config.head_dim)
+        return tuple(
+            (alloc(shape, config.dtype), alloc(shape, config.dtype))
+            for _ in range(config.num_layers if config.host_pages else 0)
+        )

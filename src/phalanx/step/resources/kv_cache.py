@@ -84,8 +84,8 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         self._sharing = PrefixSharing(config, self._table, self._pool, index)
         self._storage = KVStorage(config, info.backend)
         self._buffers = SlotBuffers(info.backend)
-        host = make_host(config, self._storage, info.backend)
-        self._offload = KVOffload(config, self._table, self._pool, host, self._lock)
+        self._host = make_host(config, self._storage, info.backend)
+        self._offload = KVOffload(config, self._table, self._pool, self._host, self._lock)
         parts = CacheParts(config, self._table, self._pool, self._storage, info.backend, self._lock)
         self._labels: dict[str, tuple[str, ...]] = {}
         self._transfer = KVTransfer(parts, transfer, info.waker.wake)
@@ -259,11 +259,13 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
             return
         assert self.at_rest(), "the cache is released only when no request holds any of it"
         self.forget()
+        self._host.release()
         self._storage.release()
 
     def restore(self, tags: frozenset[str]) -> None:
         if KV_TAG in tags and self._storage.released:
             self._storage.restore()
+            self._host.restore()
 
     def at_rest(self) -> bool:
         with self._lock:
