@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 from rich.console import Console
-from rich.live import Live
 
 from phalanx.cli.control_client import ControlClient
+from phalanx.cli.frames import frames
 from phalanx.cli.roles_table import duration, event_line, job_table
 from phalanx.clock import SystemClock
 from phalanx.roles.control_messages import Job
@@ -29,14 +29,13 @@ def print_job(job: Job, *, as_json: bool) -> None:
 
 def watch_job(client: ControlClient) -> None:
     """Show the job anew with each change, until Ctrl-C or its end."""
-    console, clock = Console(), SystemClock()
-    job = client.job()
+    clock, job = SystemClock(), client.job()
     try:
-        with Live(job_table(job, clock.wall_s()), console=console, auto_refresh=False) as live:
+        with frames(Console()) as show:
             while True:
+                show(job_table(job, clock.wall_s()))
                 client.events(job.last_event, _WAIT_S)
                 job = client.job()
-                live.update(job_table(job, clock.wall_s()), refresh=True)
     except KeyboardInterrupt:
         return
 

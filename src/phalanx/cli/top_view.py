@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.text import Text
 
+from phalanx.cli.frames import frames
 from phalanx.cli.replica_rates import load_between
 from phalanx.cli.replica_table import replica_table
 from phalanx.cli.server_snapshot import Absent, Snapshot, take_snapshot
@@ -47,7 +45,7 @@ class TopView:
         """Look every `interval_s` seconds until Ctrl-C."""
         pause = threading.Event()
         try:
-            with _screen(console) as show:
+            with frames(console) as show:
                 show(self.first())
                 while not pause.wait(interval_s):
                     show(self.next())
@@ -71,13 +69,3 @@ class TopView:
         title = f"{snapshot.model} ({snapshot.plugin}) at {self._url}"
         load = load_between(None if before is None else before.statistics, snapshot.statistics)
         return replica_table(title, load, absent)
-
-
-@contextmanager
-def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Shows one frame in place of the one before; one after another where that is no terminal."""
-    if not console.is_terminal:
-        yield console.print
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        yield lambda frame: live.update(frame, refresh=True)

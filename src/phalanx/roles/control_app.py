@@ -40,7 +40,7 @@ from phalanx.roles.control_messages import (
     Unblock,
     UpdateWeights,
 )
-from phalanx.roles.events import EventLog
+from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.encoded import EncodedDocuments
 
@@ -73,6 +73,14 @@ class ControlApi:
         self._stop = stop
         self._key = key
         self._documents = {name: EncodedDocuments() for name in managers}
+        self._closed = False
+
+    def close(self) -> None:
+        """Answer everybody who waits for a change, and let nobody wait any longer."""
+        self._closed = True
+        self._events.add("", EventKind.OPERATION, detail="everything has stopped")
+        for manager in self._managers.values():
+            manager.registry.close()
 
     def app(self) -> Starlette:
         role, model = "/v1/roles/{role}", "/v1/roles/{role}/models/{model}"
@@ -118,7 +126,7 @@ class ControlApi:
         """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one."""
         manager, after = self._manager(request), _whole(request, "after")
         snapshot = manager.registry.snapshot
-        if after is not None:
+        if after is not None and not self._closed:
             epoch = request.query_params.get("epoch")
             snapshot = await manager.registry.wait(after, _wait_s(request), epoch)
         body = self._documents[manager.spec.role].of(snapshot).internal
@@ -128,7 +136,8 @@ class ControlApi:
         """Those after the number `?after=`, waiting for one up to `wait_s`."""
         after, wait_s = _whole(request, "after"), _wait_s(request)
         log = self._events
-        found = log.after(after or 0) if wait_s == 0 else await log.wait(after or 0, wait_s)
+        waits = wait_s > 0 and not self._closed
+        found = await log.wait(after or 0, wait_s) if waits else log.after(after or 0)
         return _json({"epoch": self._describe().epoch, "last": log.last_number, "events": found})
 
     async def shutdown(self, request: Request) -> Response:

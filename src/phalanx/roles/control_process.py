@@ -27,6 +27,7 @@ from phalanx.roles.manager import InferenceManager
 from phalanx.roles.progress import Progress
 from phalanx.roles.publication import initial_content
 from phalanx.roles.run_file import RunFile, RunRecord
+from phalanx.roles.together import all_or_first_error, all_to_their_ends, raise_failures
 from phalanx.routing.roles.documents import internal
 from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.schema.roles import InferenceRoleSpec
@@ -86,6 +87,9 @@ class ControlProcess:
         }
         self._door = ControlDoor(job.control.port)
         self._key = job.control.key
+        self._api = ControlApi(
+            self._managers, self.events, describe=self.describe, stop=self.stop, key=self._key
+        )
         launch = GatewayLaunch(
             section=job.gateway,
             control_url=self._door.url,
@@ -108,6 +112,10 @@ class ControlProcess:
     def control_url(self) -> str:
         return self._door.url
 
+    def registry(self, role: str) -> RoleRegistry:
+        """What is published of a role; it has to exist."""
+        return self._managers[role].registry
+
     def describe(self) -> Job:
         """The job at this moment."""
         return Job(
@@ -125,16 +133,11 @@ class ControlProcess:
 
     async def start(self) -> None:
         """The control door, then the gateway, then every role; raises what keeps one from starting."""
-        api = ControlApi(
-            self._managers, self.events, describe=self.describe, stop=self.stop, key=self._key
-        )
-        self._door.open(api.app())
+        self._door.open(self._api.app())
         await self._gateway.start()
         self._tasks.append(asyncio.create_task(self._gateway.run()))
         self._place.file.write(self._record())
-        async with asyncio.TaskGroup() as starting:
-            for manager in self._managers.values():
-                starting.create_task(manager.start())
+        await all_or_first_error(manager.start() for manager in self._managers.values())
         self._stage = JobStage.RUNNING
         self._say("every role has started")
 
@@ -163,12 +166,15 @@ class ControlProcess:
             steps.push_async_callback(self._machinery.host.close, STOP_GRACE_S)
             steps.push_async_callback(self._machinery.launcher.close)
             steps.push_async_callback(self._door.close)
+            steps.callback(self._api.close)
             steps.push_async_callback(self._gateway.stop)
             steps.push_async_callback(self._end_tasks)
             await steps.enter_async_context(self._hurried())
-            async with asyncio.TaskGroup() as stopping:
-                for manager in self._managers.values():
-                    stopping.create_task(manager.shutdown())
+            managers = self._managers.values()
+            raise_failures(
+                "the job did not stop as it should",
+                await all_to_their_ends(manager.shutdown() for manager in managers),
+            )
 
     @contextlib.asynccontextmanager
     async def _hurried(self) -> AsyncIterator[None]:
@@ -183,9 +189,7 @@ class ControlProcess:
     async def _kill(self) -> None:
         await self._hurry.wait()
         self._say("stopping at once")
-        async with asyncio.TaskGroup() as killing:
-            killing.create_task(self._gateway.stop(hurry=True))
-            killing.create_task(_awaited(self._machinery.kill()))
+        await asyncio.gather(self._gateway.stop(hurry=True), self._machinery.kill())
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -220,7 +224,3 @@ class ControlProcess:
     def _say(self, words: str) -> None:
         logger.info("%s", words)
         self.events.add("", EventKind.OPERATION, detail=words)
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
