@@ -13,8 +13,14 @@ from phalanx.testing.clock import ManualClock
 SERVER = Server("s", "m", Endpoint.parse("127.0.0.1:1"))
 
 
-def ended(traffic: Traffic, seconds: float, code: str = "OK", served_s: float | None = None):
-    ticket = Ticket(SERVER, 0.0, lambda _: None)
+def ended(
+    traffic: Traffic,
+    seconds: float,
+    code: str = "OK",
+    served_s: float | None = None,
+    started_s: float = 0.0,
+):
+    ticket = Ticket(SERVER, started_s, lambda _: None)
     ticket.outcome(code, served_s=served_s, message="why " * 200)
     traffic.ended(ticket, seconds)
 
@@ -46,13 +52,13 @@ def test_rates_are_those_of_the_last_minute_by_the_second():
     traffic = Traffic(clock)
     for count in (3, 1, 2):
         for _ in range(count):
-            ended(traffic, 0.1)
+            ended(traffic, 0.1, started_s=clock.monotonic_s())
         clock.advance(1)
     assert traffic.of("s").per_second[-4:] == (0, 3, 1, 2)
     clock.advance(30)
     assert traffic.of("s").per_second[-33:-29] == (3, 1, 2, 0)
     clock.advance(27)
-    ended(traffic, 0.1)
+    ended(traffic, 0.1, started_s=clock.monotonic_s())
     assert traffic.of("s").per_second == (3, 1, 2, *[0] * 57)
     clock.advance(1)
     assert traffic.of("s").per_second == (1, 2, *[0] * 57, 1)

@@ -72,6 +72,18 @@ def gateway(
             rich_help_panel=_POOL,
         ),
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Serve the roles of the job whose control process is at this HTTP address.",
+            rich_help_panel=_POOL,
+        ),
+    ] = None,
+    roles_key: Annotated[
+        str | None,
+        typer.Option(help="Bearer token that the control process asks for.", rich_help_panel=_POOL),
+    ] = None,
     probe_interval_s: Annotated[
         float, typer.Option(help="Between two probes of a healthy server.", rich_help_panel=_POOL)
     ] = 5.0,
@@ -253,6 +265,8 @@ def gateway(
         tls_key=tls_key,
         state_file=state_file,
         follow=follow,
+        roles=roles,
+        roles_key=roles_key,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=drain_timeout_s,
         keepalive_s=keepalive_s,

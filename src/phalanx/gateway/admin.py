@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -14,6 +13,7 @@ from phalanx import __version__
 from phalanx.clock import Clock
 from phalanx.errors import ConfigurationError, MalformedRequestError
 from phalanx.gateway.http.message import JSON, HttpRequest, HttpResponse
+from phalanx.gateway.http.queries import wait_s, whole
 from phalanx.gateway.http.router import Access, Router
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -25,11 +25,10 @@ from phalanx.gateway.report import (
     plain_pool,
     server_view,
 )
+from phalanx.gateway.roles.inference_gateway import InferenceGateway
 from phalanx.routing.endpoint import Endpoint
 from phalanx.routing.resolver import RETRY_AFTER_S
 from phalanx.routing.snapshot import ServerState
-
-MAX_WAIT_S = 60.0
 
 
 class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +49,7 @@ class Standing:
     draining: bool = False
     follow_fault: str = ""
     lerobot: bool = False
+    roles: bool = False
 
 
 class AdminApi:
@@ -63,11 +63,12 @@ class AdminApi:
         *,
         standing: Callable[[], Standing],
         saved: Callable[[], Awaitable[str]],
+        roles: Iterable[InferenceGateway] = (),
     ) -> None:
         self._pool = pool
         self._clock = clock
         self._http = http
-        self._metrics = GatewayMetrics(pool, http)
+        self._metrics = GatewayMetrics(pool, http, roles)
         self._standing = standing
         self._saved = saved
         self._started_s = clock.monotonic_s()
@@ -124,11 +125,11 @@ class AdminApi:
         pool does not need.
         """
         try:
-            after, wait_s = _whole(request, "after"), _wait_s(request)
+            after, seconds = whole(request, "after"), wait_s(request)
         except MalformedRequestError as error:
             return _refused(400, "malformed_request", str(error))
         if after is not None:
-            await self._pool.watch(after, wait_s, request.query.get("epoch"))
+            await self._pool.watch(after, seconds, request.query.get("epoch"))
         if request.query.get("detail") == "0":
             return HttpResponse.json(200, plain_pool(self._pool))
         return HttpResponse.json(200, self._view())
@@ -184,6 +185,7 @@ class AdminApi:
             uptime_s=self._clock.monotonic_s() - self._started_s,
             draining=standing.draining,
             lerobot=standing.lerobot,
+            roles=standing.roles,
             following=pool.registry.mirrors,
             follow_fault=standing.follow_fault,
             num_connections=self._http.num_connections,
@@ -219,23 +221,3 @@ def _refused(status: int, code: str, message: str) -> HttpResponse:
 def _not_json() -> HttpResponse:
     # Other types could be sent by any web page that a browser on this machine shows.
     return _refused(415, "unsupported_media_type", f"send JSON, as content-type: {JSON}")
-
-
-def _whole(request: HttpRequest, name: str) -> int | None:
-    raw = request.query.get(name)
-    if raw is None:
-        return None
-    if not (raw.isascii() and raw.isdecimal() and len(raw) < 19):
-        raise MalformedRequestError(f"{name}={raw!r} must be a revision, a whole number")
-    return int(raw)
-
-
-def _wait_s(request: HttpRequest) -> float:
-    raw = request.query.get("wait_s", "0")
-    try:
-        wait_s = float(raw)
-    except ValueError:
-        wait_s = math.nan
-    if not 0 <= wait_s <= MAX_WAIT_S:
-        raise MalformedRequestError(f"wait_s={raw!r} must be from 0 to {MAX_WAIT_S:g} seconds")
-    return wait_s

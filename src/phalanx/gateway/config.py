@@ -70,7 +70,8 @@ class GatewayConfig:
     `api_key` opens inference, `admin_key` administration too; where only one of them is given, it is
     for both. `backend_key` is sent to gRPC servers that ask for one. HTTP requests whose path begins as
     one of `relay_prefixes` go to HTTP servers. `state_file` keeps the servers over a restart;
-    `follow` is the HTTP address of another gateway whose servers this one has. A gRPC server that is
+    `follow` is the HTTP address of another gateway whose servers this one has. `roles` is that of the
+    control process of a job, whose roles are served under their names, and `roles_key` its key. A gRPC server that is
     not heard of for `keepalive_s` while it has a request has lost it. `threads` decode observations.
     """
 
@@ -92,6 +93,8 @@ class GatewayConfig:
     tls_key: Path | None = None
     state_file: Path | None = None
     follow: str | None = None
+    roles: str | None = None
+    roles_key: str | None = None
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
     keepalive_s: float = 10.0
@@ -119,6 +122,7 @@ class GatewayConfig:
             ("--api-key", self.api_key),
             ("--admin-key", self.admin_key),
             ("--backend-key", self.backend_key),
+            ("--roles-key", self.roles_key),
         ):
             if key is not None and not (key and key.isascii() and key.isprintable()):
                 raise ConfigurationError(f"{flag} must be printable ASCII, and not empty")
@@ -131,6 +135,13 @@ class GatewayConfig:
     @property
     def grpc_listener(self) -> tuple[str, int]:
         return parse_listener(self.grpc_address, "--gateway")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for. A key of the gateway's is not for its servers; without one
+        the caller's is for them.
+        """
+        return self.api_key is None and self.admin_key is None
 
     @property
     def open_listeners(self) -> tuple[str, ...]:
@@ -150,6 +161,8 @@ class GatewayConfig:
             lines.append(f"servers kept in {self.state_file}")
         if self.follow is not None:
             lines.append(f"servers of {self.follow}")
+        if self.roles is not None:
+            lines.append(f"roles of {self.roles}")
         keys = [name for name, key in (("API", self.api_key), ("admin", self.admin_key)) if key]
         lines.append(f"{' and '.join(keys)} key" if keys else "no key: open to whoever reaches it")
         return "\n".join(lines)
@@ -177,7 +190,16 @@ class GatewayConfig:
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"{flag} {path} is not a file")
 
+    @property
+    def control(self) -> GatewayUrl | None:
+        """Where the control process of the job is whose roles are served."""
+        if self.roles is None:
+            return None
+        return GatewayUrl.parse(self.roles, "--roles", "a job's control process")
+
     def _check_follow(self) -> None:
+        if self.control is None and self.roles_key is not None:
+            raise ConfigurationError("--roles-key needs --roles")
         if self.follow is not None:
             GatewayUrl.parse(self.follow)
         if self.follow is not None and self.backends:

@@ -22,6 +22,7 @@ from phalanx.gateway.grpc.model_registry import ModelRegistry
 from phalanx.gateway.grpc.robot_stream import RobotStream
 from phalanx.gateway.grpc.service import Service
 from phalanx.gateway.health_check import GrpcHealthCheck, HealthCheck, HttpHealthCheck
+from phalanx.gateway.http.front import Relaying
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.relay import Relay
@@ -40,6 +41,8 @@ from phalanx.gateway.lerobot import (
 from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
+from phalanx.gateway.roles.inference_gateway import RoleGatewaySettings
+from phalanx.gateway.roles.job import JobRoles
 from phalanx.gateway.state_file import StateFile, StateKeeper
 from phalanx.gateway.workers import Workers
 from phalanx.routing.endpoint import Endpoint, Scheme
@@ -92,9 +95,18 @@ class Gateway:
             self.pool, self._channels, max_timeout_s=config.request_timeout_s
         )
         self.router = Router()
-        self._http = _http_server(config, self.router, self.pool, clock)
+        relays: dict[str, Relaying] = {}
+        self._http = _http_server(config, self.router, relays, self.pool, clock)
+        self._job = _job_roles(config, relays, clock)
+        if self._job is not None:
+            self._job.add_to(self.router)
         AdminApi(
-            self.pool, clock, self._http.statistics, standing=self._standing, saved=self._saved
+            self.pool,
+            clock,
+            self._http.statistics,
+            standing=self._standing,
+            saved=self._saved,
+            roles=() if self._job is None else self._job.roles,
         ).add_to(self.router)
         self._workers = Workers(config.threads)
         OpenpiAdapter(
@@ -148,6 +160,8 @@ class Gateway:
             self._run("state file", self._keeper.run())
         if self._follower is not None:
             self._run("follower", self._follower.run())
+        if self._job is not None:
+            self._run("roles", self._job.run())
 
     def stop(self) -> None:
         """Let `wait` return."""
@@ -167,6 +181,8 @@ class Gateway:
         drain_s = self.config.drain_timeout_s if drain_s is None else drain_s
         self._draining = True
         self.pool.close()
+        if self._job is not None:
+            self._job.close()
         await asyncio.gather(
             self._http.close(drain_s),
             self._grpc.close(drain_s),
@@ -256,7 +272,7 @@ class Gateway:
 
     def _standing(self) -> Standing:
         fault = "" if self._follower is None else self._follower.lost
-        return Standing(self._draining, fault, self.config.lerobot)
+        return Standing(self._draining, fault, self.config.lerobot, self._job is not None)
 
     async def _saved(self) -> str:
         return "" if self._keeper is None else await self._keeper.saved()
@@ -273,14 +289,25 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _http_server(config: GatewayConfig, router: Router, pool: Pool, clock: Clock) -> HttpServer:
-    limits = HttpLimits(
+def _http_limits(config: GatewayConfig) -> HttpLimits:
+    return HttpLimits(
         max_body_bytes=config.max_message_bytes, response_timeout_s=config.request_timeout_s
     )
-    # A key of the gateway's is not for its servers; without one the caller's is for them.
-    open_to_all = config.api_key is None and config.admin_key is None
-    relay = Relay(
-        pool, default_model=config.http_model, passes_authorization=open_to_all, limits=limits
+
+
+def _http_server(
+    config: GatewayConfig,
+    router: Router,
+    relays: dict[str, Relaying],
+    pool: Pool,
+    clock: Clock,
+) -> HttpServer:
+    limits = _http_limits(config)
+    relays[POOL] = Relay(
+        pool,
+        default_model=config.http_model,
+        passes_authorization=config.is_open,
+        limits=limits,
     )
     router.relay(*config.relay_prefixes)
     served = HttpServerConfig(
@@ -291,7 +318,14 @@ def _http_server(config: GatewayConfig, router: Router, pool: Pool, clock: Clock
         access_log=config.access_log,
         limits=limits,
     )
-    return HttpServer(router, {POOL: relay}, config=served, tls=_http_tls(config), clock=clock)
+    return HttpServer(router, relays, config=served, tls=_http_tls(config), clock=clock)
+
+
+def _job_roles(config: GatewayConfig, relays: dict[str, Relaying], clock: Clock) -> JobRoles | None:
+    if config.control is None:
+        return None
+    settings = RoleGatewaySettings(config.is_open, _http_limits(config))
+    return JobRoles(config.control, config.roles_key, clock, settings, relays)
 
 
 def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:

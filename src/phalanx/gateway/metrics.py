@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -17,7 +16,9 @@ from prometheus_client.registry import Collector
 from phalanx.gateway.http import statistics
 from phalanx.gateway.http.statistics import HttpStatistics
 from phalanx.gateway.pool import Pool
-from phalanx.gateway.traffic import BOUNDS_S, Quantiles, ServerTraffic
+from phalanx.gateway.roles.inference_gateway import InferenceGateway
+from phalanx.gateway.roles.metrics import role_metrics
+from phalanx.gateway.traffic import BOUNDS_S, Quantiles, ServerTraffic, buckets
 from phalanx.routing.snapshot import Server, ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +29,10 @@ OF_SERVER = ("model", "server")
 class GatewayMetrics(Collector):
     """In a registry of its own. Nothing is counted here, so that a request pays for nothing twice."""
 
-    def __init__(self, pool: Pool, http: HttpStatistics) -> None:
+    def __init__(
+        self, pool: Pool, http: HttpStatistics, roles: Iterable[InferenceGateway] = ()
+    ) -> None:
+        self._roles = roles
         self._pool = pool
         self._http = http
         self._registry = CollectorRegistry(auto_describe=False)
@@ -43,6 +47,7 @@ class GatewayMetrics(Collector):
         traffic = {server.server_id: self._pool.traffic.of(server.server_id) for server in servers}
         yield from self._of_servers(servers, traffic)
         yield from _times(servers, traffic)
+        yield from role_metrics(self._roles)
         yield from self._of_http()
         yield GaugeMetricFamily(
             PREFIX + "pool_revision", "Changes of the pool.", self._pool.snapshot.revision
@@ -79,8 +84,9 @@ class GatewayMetrics(Collector):
         for route, counts in self._http.counts().items():
             for status, num in counts.by_status.items():
                 requests.add_metric([route, str(status)], num)
-            buckets = _buckets(statistics.BOUNDS_S, counts.buckets)
-            durations.add_metric([route], buckets, counts.seconds)
+            durations.add_metric(
+                [route], buckets(statistics.BOUNDS_S, counts.buckets), counts.seconds
+            )
         yield from (requests, durations)
         yield GaugeMetricFamily(
             PREFIX + "http_connections", "Open HTTP connections.", self._http.num_connections
@@ -107,7 +113,7 @@ def _times(servers: Sequence[Server], traffic: Mapping[str, ServerTraffic]) -> I
     for server in servers:
         labels, seen = _labels(server), traffic[server.server_id]
         for family, times in ((latency, seen.latency_histogram), (queue, seen.queue_histogram)):
-            family.add_metric(labels, _buckets(BOUNDS_S, times.counts), times.seconds)
+            family.add_metric(labels, buckets(BOUNDS_S, times.counts), times.seconds)
         for gauge, quantiles in ((latest, seen.latency), (latest_queue, seen.queue)):
             for quantile, seconds in _seconds(quantiles):
                 gauge.add_metric([*labels, quantile], seconds)
@@ -116,12 +122,6 @@ def _times(servers: Sequence[Server], traffic: Mapping[str, ServerTraffic]) -> I
 
 def _labels(server: Server) -> list[str]:
     return [server.model_name, str(server.endpoint)]
-
-
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative, as the format wants them."""
-    names = [*(str(bound) for bound in bounds), "+Inf"]
-    return [(name, float(num)) for name, num in zip(names, accumulate(counts), strict=True)]
 
 
 def _seconds(quantiles: Quantiles) -> Iterable[tuple[str, float]]:

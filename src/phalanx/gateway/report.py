@@ -63,7 +63,7 @@ class ServerView(msgspec.Struct, frozen=True):
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """`wall_s` is the gateway's clock, that of the events and the failures too, newest last.
 
-    With `lerobot` there is `GET /v1/robots`. `following` is the gateway whose servers these are, and `follow_fault` why it is not heard.
+    With `lerobot` there is `GET /v1/robots`, with `roles` there is `GET /v1/roles`. `following` is the gateway whose servers these are, and `follow_fault` why it is not heard.
     """
 
     version: str
@@ -73,6 +73,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     draining: bool
     lerobot: bool
+    roles: bool
     following: str | None
     follow_fault: str
     num_connections: int

@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from phalanx.clock import Clock
-from phalanx.routing.load import LEFT, Ticket
+from phalanx.routing.load import LEFT, Countable, Ticket
 
 NUM_LATEST = 512
 RATE_SECONDS = 60
 NUM_FAILURES = 50
 MAX_MESSAGE = 300
 BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+OK = "200"
+"""How most requests end; not looked into further."""
 _CALLERS = frozenset(
     {LEFT, "OK", "INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"}
 )
@@ -82,7 +85,7 @@ class Traffic:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._failures: deque[Failure] = deque(maxlen=NUM_FAILURES)
 
     def ended(self, ticket: Ticket, duration_s: float) -> None:
@@ -92,13 +95,9 @@ class Traffic:
         server, code = ticket.server, ticket.code
         account = self._accounts.get(server.server_id)
         if account is None:
-            account = self._accounts[server.server_id] = _Account()
-        account.codes[code] += 1
-        account.latency.add(duration_s)
-        account.seconds.add(int(self._clock.monotonic_s()))
-        if ticket.served_s is not None:
-            account.queue.add(max(duration_s - ticket.served_s, 0.0))
-        if is_failure(code):
+            account = self._accounts[server.server_id] = Account()
+        account.add(ticket, duration_s)
+        if code != OK and is_failure(code):
             self._failures.append(
                 Failure(
                     self._clock.wall_s(),
@@ -114,14 +113,7 @@ class Traffic:
         account = self._accounts.get(server_id)
         if account is None:
             return ServerTraffic()
-        return ServerTraffic(
-            codes=dict(account.codes),
-            latency=account.latency.quantiles(),
-            queue=account.queue.quantiles(),
-            latency_histogram=account.latency.histogram(),
-            queue_histogram=account.queue.histogram(),
-            per_second=account.seconds.complete(int(self._clock.monotonic_s())),
-        )
+        return account.told(self._clock.monotonic_s())
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -141,6 +133,12 @@ def is_failure(code: str) -> bool:
     if code.isdecimal():
         return int(code) >= 500
     return code not in _CALLERS
+
+
+def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """A histogram's counts as Prometheus has them: cumulative, by the bound's name."""
+    names = [*(str(bound) for bound in bounds), "+Inf"]
+    return [(name, float(num)) for name, num in zip(names, accumulate(counts), strict=True)]
 
 
 class _Times:
@@ -197,9 +195,29 @@ class _Seconds:
         self._second = max(second, self._second)
 
 
-class _Account:
+class Account:
+    """The requests of one server."""
+
     def __init__(self) -> None:
-        self.codes: Counter[str] = Counter()
-        self.latency = _Times()
-        self.queue = _Times()
-        self.seconds = _Seconds()
+        self._codes: Counter[str] = Counter()
+        self._latency = _Times()
+        self._queue = _Times()
+        self._seconds = _Seconds()
+
+    def add(self, ticket: Ticket[Countable], duration_s: float) -> None:
+        """A request left the server after `duration_s`."""
+        self._codes[ticket.code] += 1
+        self._latency.add(duration_s)
+        self._seconds.add(int(ticket.started_s + duration_s))
+        if ticket.served_s is not None:
+            self._queue.add(max(duration_s - ticket.served_s, 0.0))
+
+    def told(self, now_s: float) -> ServerTraffic:
+        return ServerTraffic(
+            codes=dict(self._codes),
+            latency=self._latency.quantiles(),
+            queue=self._queue.quantiles(),
+            latency_histogram=self._latency.histogram(),
+            queue_histogram=self._queue.histogram(),
+            per_second=self._seconds.complete(int(now_s)),
+        )

@@ -1,0 +1,145 @@
+"""Takes members out of a JSON object, or gives one another value, and leaves every other byte.
+
+The object has been decoded before, so that it is known to be one, and which members it has. Where
+the name stands in it once and plainly, that place is it, and nothing else is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from phalanx.errors import MalformedRequestError
+
+MAX_TOKENS = 200_000
+"""Strings and brackets that are looked at where a name is not found at a glance."""
+_SPACE = b" \t\n\r"
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_KEY = re.compile(rb"[ \t\n\r]*+(" + _STRING + rb")[ \t\n\r]*+:[ \t\n\r]*+", re.DOTALL)
+_PLAIN_VALUE = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+(" + _STRING + rb"|null)", re.DOTALL)
+_WHOLE_STRING = re.compile(_STRING, re.DOTALL)
+_SCALAR = re.compile(rb"[^,}\] \t\n\r]++")
+_TOKEN = re.compile(rb'[^"\[\]{}]*+(?:' + _STRING + rb"|([\[{])|[\]}])", re.DOTALL)
+_END = re.compile(rb"[ \t\n\r]*+([,}])")
+_EMPTY = re.compile(rb"[ \t\n\r]*+}")
+_LETTERS = (b"\\u006", b"\\u007", b"\\u005f", b"\\u005F")
+"""How a letter or `_` is written that need not be escaped."""
+
+
+class _Member(NamedTuple):
+    """From behind the bracket or comma before it (`start`) to the comma or bracket after (`end`)."""
+
+    name: bytes
+    start: int
+    end: int
+
+
+def without_member(body: bytes, name: bytes) -> bytes:
+    """`body`, which has the member, without it; all of them where it is there more than once."""
+    at = _plain(body, name)
+    if at < 0:
+        return _without(body, name)
+    found = _PLAIN_VALUE.match(body, at + len(name) + 2)
+    assert found is not None, "its value was decoded as a string or null"
+    start = len(body[:at].rstrip(_SPACE))
+    after = _END.match(body, found.end())
+    assert after is not None
+    if body[start - 1] == 0x2C:  # a comma
+        start -= 1
+        end = after.start(1)
+    else:
+        end = after.end() if after.group(1) == b"," else after.start(1)
+    return body[:start] + body[end:]
+
+
+def with_member(body: bytes, name: bytes, value: bytes, *, present: bool) -> bytes:
+    """`body` with `value`, as JSON, for the value of that member; put first where it is not
+    `present`, or there more than once.
+    """
+    if present:
+        at = _plain(body, name)
+        if at >= 0:
+            found = _PLAIN_VALUE.match(body, at + len(name) + 2)
+            assert found is not None, "its value was decoded as a string or null"
+            if found.group(1) == value:
+                return body
+            return body[: found.start(1)] + value + body[found.end(1) :]
+        body = _without(body, name)
+    start = body.index(b"{") + 1
+    comma = b"" if _EMPTY.match(body, start) else b","
+    return b'%b"%b":%b%b%b' % (body[:start], name, value, comma, body[start:])
+
+
+def _plain(body: bytes, name: bytes) -> int:
+    """Where the only `"name"` stands, whose first letter's place is not told by anything else."""
+    key = b'"%b"' % name
+    if body.count(key) != 1 or (b"\\u00" in body and any(mark in body for mark in _LETTERS)):
+        return -1
+    return body.find(key)
+
+
+def _without(body: bytes, name: bytes) -> bytes:
+    start = body.index(b"{") + 1
+    end = start
+    kept = []
+    for member in _members(body, start):
+        end = member.end
+        if member.name != name:
+            kept.append(body[member.start : member.end])
+    return body[:start] + b",".join(kept) + body[end:]
+
+
+def _members(body: bytes, at: int) -> Iterator[_Member]:
+    """Those of the object whose first byte inside is at `at`, with names decoded.
+
+    Raises `MalformedRequestError` where there is too much to look at.
+    """
+    left = MAX_TOKENS
+    while left > 0:
+        key = _KEY.match(body, at)
+        if key is None:
+            return  # an object without members
+        end, left = _value_end(body, key.end(), left)
+        after = _END.match(body, end)
+        if after is None:
+            break  # it was left in the middle
+        yield _Member(_name(key.group(1)), at, after.start(1))
+        if after.group(1) == b"}":
+            return
+        at = after.end()
+    raise MalformedRequestError(
+        "the body has `model` or `route_key` more than once, or with escaped letters, and is too"
+        " large to be searched; write each once, and plainly",
+        field="model",
+    )
+
+
+def _value_end(body: bytes, at: int, left: int) -> tuple[int, int]:
+    """Behind the value that begins at `at`, and how many tokens may still be looked at."""
+    first = body[at : at + 1]
+    if first not in (b"{", b"["):
+        scalar = (_WHOLE_STRING if first == b'"' else _SCALAR).match(body, at)
+        assert scalar is not None, "the object was decoded"
+        return scalar.end(), left - 1
+    depth = 0
+    while left > 0:
+        token = _TOKEN.match(body, at)
+        assert token is not None, "the object was decoded"
+        at = token.end()
+        left -= 1
+        if token.group(1) is not None:
+            depth += 1
+        elif body[at - 1] in b"]}":
+            depth -= 1
+            if depth == 0:
+                return at, left
+    return len(body), 0
+
+
+def _name(quoted: bytes) -> bytes:
+    if b"\\" not in quoted:
+        return quoted[1:-1]
+    name: str = json.loads(quoted)
+    return name.encode("utf-8", "surrogatepass")
