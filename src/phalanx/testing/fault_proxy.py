@@ -46,6 +46,10 @@ class _LostError(Exception):
     """The connection is closed without an answer, or without the rest of one."""
 
 
+class _CrashError(Exception):
+    """The engine dies of the request."""
+
+
 class FaultServer:
     """Belongs to one event loop. `on_crash` is called when the engine is to be gone, and kills it
     where that should be so for real.
@@ -152,6 +156,9 @@ class FaultServer:
                 await self._count(call)
                 await _while_connected(reader, self._handle(request, call, writer))
             writer.close()
+        except _CrashError:
+            writer.transport.abort()
+            self.crash()
         except (_LostError, asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
             writer.transport.abort()
         except ValueError:
@@ -189,8 +196,7 @@ class FaultServer:
         fault = due.fault
         call.fault = fault.kind
         if fault.kind in _CRASHES:
-            self.crash()
-            raise _LostError
+            raise _CrashError
         whole = [part async for part in self._answer(request, call)] if fault.after else None
         match fault.kind:
             case FaultKind.DELAY:
@@ -215,7 +221,8 @@ class FaultServer:
         slow = self._faults.take(request.path, lambda fault: is_text and _is_slow(fault))
         cut = self._faults.take(request.path, lambda fault: fault.kind is FaultKind.CUT)
         found = slow or cut
-        call.fault = found.fault.kind if found is not None else None
+        if found is not None:
+            call.fault = found.fault.kind
         self._num_answering += is_text
         self._num_draining += slow is not None
         try:

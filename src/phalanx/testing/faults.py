@@ -24,7 +24,7 @@ class FaultKind(enum.StrEnum):
     status           it is answered with `status` (502: as by a proxy that lost its engine)
     hang             it is held until the fault is lifted, and goes on then
     drop             its connection is closed without an answer
-    cut              its connection is closed after `num_bytes` of the answer's body
+    cut              its connection is closed after `num_bytes` of what follows the answer's head
     crash            the engine dies of it
     crash_when_busy  a release: the engine dies if it is answering requests
     crash_unmatched  a resume: the engine dies if a tag was not released here before
