@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 
 from phalanx.errors import (
     InvalidRequestError,
@@ -18,7 +17,10 @@ from phalanx.errors import (
     NoServerError,
     RequestFailedError,
 )
-from phalanx.gateway.grpc.channels import Channels, Metadata, NotConnectedError
+from phalanx.gateway.grpc.channels import Channels
+from phalanx.gateway.grpc.metadata import Metadata
+from phalanx.gateway.grpc.rpc_error import RpcError
+from phalanx.gateway.grpc.upstream import NotConnectedError
 from phalanx.gateway.pool import Pool
 from phalanx.routing.endpoint import Scheme
 from phalanx.routing.load import Ticket
@@ -181,19 +183,14 @@ class PolicyCaller:
             raise UpstreamError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "there was no connection before the deadline"
             ) from None
-        except grpc.aio.AioRpcError as error:
-            code, metadata = error.code(), tuple(error.trailing_metadata() or ())
-            raise UpstreamError(code, error.details() or code.name, _own(metadata)) from error
-        return UpstreamAnswer(payload, _own(metadata))
+        except RpcError as error:
+            words = error.details or error.code.name
+            raise UpstreamError(error.code, words, error.metadata) from error
+        return UpstreamAnswer(payload, metadata)
 
 
 def _unreadable(error: InvalidRequestError) -> UpstreamError:
     return UpstreamError(grpc.StatusCode.DATA_LOSS, f"the server's answer cannot be read: {error}")
-
-
-def _own(metadata: Metadata) -> Metadata:
-    """What the server itself added; the rest is of its connection to us."""
-    return tuple((key, value) for key, value in metadata if not key.startswith("grpc-"))
 
 
 def _served_s(inference_time_us: int) -> float | None:

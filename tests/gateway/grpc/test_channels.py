@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import pytest
 
-from phalanx.gateway.grpc.channels import Channels, NotConnectedError, State
+from phalanx.gateway.grpc.channels import Channels
+from phalanx.gateway.grpc.rpc_error import RpcError
+from phalanx.gateway.grpc.upstream import NotConnectedError
+from phalanx.gateway.http2 import frames
+from phalanx.gateway.http2.frames import ErrorCode, Setting
+from phalanx.gateway.http2.header_blocks import written
 from phalanx.routing.endpoint import Endpoint
+from phalanx.wire.robot_inference import NOT_STARTED
+from tests.gateway.http2.peer import Peer
 from tests.gateway.policy_servers import HOST, FakePolicyServer, answer_to, request, run
+
+Code = grpc.StatusCode
 
 
 def now_s() -> float:
@@ -32,29 +41,61 @@ def silent() -> Iterator[tuple[socket.socket, Endpoint]]:
         yield listening, Endpoint.parse(f"{HOST}:{listening.getsockname()[1]}")
 
 
-def test_the_channel_of_a_server_that_is_gone_is_closed():
-    async def scenario():
-        first, second = FakePolicyServer(), FakePolicyServer()
-        live = {await first.start()}
-        channels = Channels(lambda: frozenset(live))
-        await ask(channels, first.endpoint)
-        channel = channels._connections[first.endpoint].channel
-        await ask(channels, first.endpoint)
-        assert channels._connections[first.endpoint].channel is channel
-        live.clear()
-        live.add(await second.start())
-        await ask(channels, second.endpoint)
-        assert set(channels._connections) == live
-        with pytest.raises(grpc.aio.UsageError, match="closed"):
-            await channel.unary_unary("/x/y")(b"")
+@asynccontextmanager
+async def scripted(**settings: int) -> AsyncIterator[tuple[Channels, Endpoint, asyncio.Queue]]:
+    """A server that does what the test does with the `Peer` of each of its connections."""
+    peers: asyncio.Queue[Peer] = asyncio.Queue()
+    made: list[Peer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        made.append(peer)
+        assert await reader.readexactly(24) == frames.PREFACE
+        peer.send(frames.settings({Setting[name]: value for name, value in settings.items()}))
+        await peers.put(peer)
+
+    listener = await asyncio.start_server(serve, HOST, 0)
+    endpoint = Endpoint.parse(f"{HOST}:{listener.sockets[0].getsockname()[1]}")
+    channels = Channels(lambda: frozenset({endpoint}))
+    try:
+        yield channels, endpoint, peers
+    finally:
         await channels.close()
-        await first.stop()
+        listener.close()
+        for peer in made:
+            await peer.close()
+
+
+async def failed(asking: asyncio.Future[bytes]) -> RpcError:
+    with pytest.raises(RpcError) as caught:
+        await asking
+    return caught.value
+
+
+def test_the_connection_of_a_server_that_is_gone_is_closed():
+    async def scenario():
+        second = FakePolicyServer()
+        async with scripted() as (_, first, peers):
+            live = {first}
+            channels = Channels(lambda: frozenset(live))
+            asking = asyncio.ensure_future(ask(channels, first))
+            peer = await peers.get()
+            peer.answer(await peer.request(), answer_to(request()))
+            await asking
+            asking = asyncio.ensure_future(ask(channels, first))
+            peer.answer(await peer.request(), answer_to(request()))
+            await asking
+            live.clear()
+            live.add(await second.start())
+            await ask(channels, second.endpoint)
+            await peer.ended()
+            await channels.close()
         await second.stop()
 
     run(scenario())
 
 
-def test_a_call_that_runs_keeps_the_channel_of_a_server_that_is_gone():
+def test_a_call_that_runs_keeps_the_connection_of_a_server_that_is_gone():
     async def scenario():
         first, second = FakePolicyServer(), FakePolicyServer()
         first.behave = first.hold
@@ -65,7 +106,6 @@ def test_a_call_that_runs_keeps_the_channel_of_a_server_that_is_gone():
         live.clear()
         live.add(await second.start())
         await ask(channels, second.endpoint)
-        assert set(channels._connections) == live
         first.release.set()
         assert await running == answer_to(request())
         await channels.close()
@@ -79,9 +119,9 @@ def test_a_server_that_says_nothing_is_not_connected():
     async def scenario():
         with silent() as (_, endpoint):
             channels = Channels(lambda: frozenset({endpoint}), connect_timeout_s=0.05)
-            with pytest.raises(NotConnectedError, match="took no connection within 0.05 s"):
-                await ask(channels, endpoint)
-            assert not channels._connections
+            for _ in range(2):
+                with pytest.raises(NotConnectedError, match="took no connection within 0.05 s"):
+                    await ask(channels, endpoint)
             patient = Channels(lambda: frozenset({endpoint}), connect_timeout_s=30.0)
             with pytest.raises(TimeoutError):
                 await ask(patient, endpoint, within_s=0.05)
@@ -94,27 +134,27 @@ def test_a_server_that_says_nothing_is_not_connected():
 def test_a_connection_that_failed_meanwhile_is_made_anew():
     async def scenario():
         with silent() as (listening, endpoint):
-            channels = Channels(lambda: frozenset({endpoint}))
+            channels = Channels(lambda: frozenset({endpoint}), connect_timeout_s=30.0)
             waiting = asyncio.ensure_future(ask(channels, endpoint))
-            await asyncio.sleep(0)
-            channel = channels._connections[endpoint].channel
-            await reaches(channel, State.CONNECTING)
+            loop = asyncio.get_running_loop()
+            listening.setblocking(False)
+            taken, _ = await loop.sock_accept(listening)
             waiting.cancel()
             await asyncio.wait((waiting,))
+            taken.close()
             listening.close()
-            await reaches(channel, State.TRANSIENT_FAILURE)
             server = FakePolicyServer(port=endpoint.port)
             await server.start()
-            assert await ask(channels, endpoint) == answer_to(request())
+            while True:
+                try:
+                    assert await ask(channels, endpoint) == answer_to(request())
+                    break
+                except NotConnectedError:  # it still waited for the one that failed
+                    continue
             await channels.close()
             await server.stop()
 
     run(scenario())
-
-
-async def reaches(channel: grpc.aio.Channel, wanted: State) -> None:
-    while (state := channel.get_state()) is not wanted:
-        await channel.wait_for_state_change(state)
 
 
 def test_many_requests_share_a_connection_that_is_being_made():
@@ -129,7 +169,195 @@ def test_many_requests_share_a_connection_that_is_being_made():
             *(ask(channels, endpoint) for _ in range(8)), return_exceptions=True
         )
         assert all(isinstance(each, NotConnectedError) for each in results)
-        assert not channels._connections
         await channels.close()
+
+    run(scenario())
+
+
+def test_a_host_name_that_is_not_known_is_told():
+    async def scenario():
+        endpoint = Endpoint.parse("no-such-host.invalid:50063")
+        channels = Channels(lambda: frozenset({endpoint}))
+        with pytest.raises(NotConnectedError, match="its host name is not known"):
+            await ask(channels, endpoint)
+        await channels.close()
+
+    run(scenario())
+
+
+def test_a_server_that_takes_one_request_at_a_time_gets_as_many_connections():
+    async def scenario():
+        async with scripted(MAX_CONCURRENT_STREAMS=1) as (channels, endpoint, peers):
+            asking = [asyncio.ensure_future(ask(channels, endpoint)) for _ in range(3)]
+            held = [await peers.get() for _ in asking]
+            ids = [await peer.request() for peer in held]
+            for peer, stream_id in zip(held, ids, strict=True):
+                peer.answer(stream_id, answer_to(request()))
+            assert await asyncio.gather(*asking) == [answer_to(request())] * 3
+
+    run(scenario())
+
+
+def test_a_server_that_takes_no_requests_is_not_connected():
+    async def scenario():
+        async with scripted(MAX_CONCURRENT_STREAMS=0) as (channels, endpoint, _):
+            with pytest.raises(NotConnectedError, match="it takes no requests"):
+                await ask(channels, endpoint)
+
+    run(scenario())
+
+
+def test_what_a_server_has_not_looked_at_has_not_started():
+    """By its own word: it refuses the stream, or leaves and names an earlier one as the last."""
+
+    async def scenario():
+        async with scripted() as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            peer.send(frames.rst_stream(await peer.request(), ErrorCode.REFUSED_STREAM))
+            error = await failed(asking)
+            assert error.code is Code.UNAVAILABLE
+            assert error.metadata == ((NOT_STARTED, "1"),)
+            both = [asyncio.ensure_future(ask(channels, endpoint)) for _ in range(2)]
+            ids = [await peer.request() for _ in both]
+            peer.send(frames.goaway(ids[0], ErrorCode.NO_ERROR, "restart"))
+            error = await failed(both[1])
+            assert error.metadata == ((NOT_STARTED, "1"),)
+            assert "the server closes the connection: restart" in error.details
+            # The other one goes on, and what comes next is put on a connection of its own.
+            peer.answer(ids[0], answer_to(request()))
+            assert await both[0] == answer_to(request())
+            third = asyncio.ensure_future(ask(channels, endpoint))
+            other = await peers.get()
+            other.answer(await other.request(), answer_to(request()))
+            await third
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.CANCEL, Code.CANCELLED),
+        (ErrorCode.INTERNAL_ERROR, Code.INTERNAL),
+        (ErrorCode.ENHANCE_YOUR_CALM, Code.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_a_stream_that_a_server_resets_has_started(code, status):
+    async def scenario():
+        async with scripted() as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            peer.send(frames.rst_stream(await peer.request(), code))
+            error = await failed(asking)
+            assert error.code is status
+            assert error.metadata == ()
+
+    run(scenario())
+
+
+def test_a_connection_that_is_lost_under_a_call_ends_it():
+    async def scenario():
+        async with scripted() as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            await peer.request()
+            await peer.close()
+            error = await failed(asking)
+            assert (error.code, error.metadata) == (Code.UNAVAILABLE, ())
+            assert error.details == "the connection was lost"
+
+    run(scenario())
+
+
+HEAD = written(((b":status", b"200"), (b"content-type", b"application/grpc")))
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "words"),
+    [
+        ([(HEAD, None)], Code.UNKNOWN, "has no grpc-status"),
+        ([(written(((b":status", b"503"),)), None)], Code.UNAVAILABLE, "HTTP status 503"),
+        ([(written(((b":status", b"404"),)), None)], Code.UNIMPLEMENTED, "HTTP status 404"),
+        ([(written(((b"x", b"y"),)), None)], Code.UNKNOWN, "HTTP status no"),
+        ([(HEAD + written(((b"grpc-status", b"0"),)), None)], Code.INTERNAL, "one message"),
+        ([(HEAD + written(((b"grpc-status", b"99"),)), None)], Code.UNKNOWN, ""),
+        ([(HEAD + written(((b"grpc-status", b"x"),)), None)], Code.UNKNOWN, ""),
+        (
+            [(HEAD, b"\x01\0\0\0\x01x"), (written(((b"grpc-status", b"0"),)), None)],
+            Code.INTERNAL,
+            "compressed, which it was not asked for",
+        ),
+        (
+            [(HEAD, b"\x00\0\0\0\x02x"), (written(((b"grpc-status", b"0"),)), None)],
+            Code.INTERNAL,
+            "not with one message",
+        ),
+        (
+            [(HEAD, b"\x00\0\0\0\x00" * 2), (written(((b"grpc-status", b"0"),)), None)],
+            Code.INTERNAL,
+            "not with one message",
+        ),
+        ([(HEAD, b"\x00\xff\xff\xff\xff")], Code.RESOURCE_EXHAUSTED, "at most"),
+        ([(HEAD, b"\x07\0\0\0\x00")], Code.RESOURCE_EXHAUSTED, "which means nothing"),
+    ],
+)
+def test_an_answer_that_is_not_grpcs_is_told(parts, code, words):
+    async def scenario():
+        async with scripted() as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            stream_id = await peer.request()
+            for number, (block, data) in enumerate(parts, 1):
+                last = number == len(parts) and data is None
+                peer.send(frames.headers(stream_id, block, 16384, last=last))
+                if data is not None:
+                    peer.data(stream_id, data)
+            error = await failed(asking)
+            assert error.code is code
+            assert words in error.details
+
+    run(scenario())
+
+
+def test_a_request_larger_than_allowed_is_not_sent():
+    async def scenario():
+        async with scripted() as (_, endpoint, peers):
+            channels = Channels(lambda: frozenset({endpoint}), max_message_bytes=10)
+            error = await failed(asyncio.ensure_future(ask(channels, endpoint)))
+            assert error.code is Code.RESOURCE_EXHAUSTED
+            assert peers.empty()
+
+    run(scenario())
+
+
+def test_a_server_that_closes_while_it_is_greeted_refuses():
+    async def scenario():
+        with silent() as (listening, endpoint):
+            channels = Channels(lambda: frozenset({endpoint}), connect_timeout_s=30.0)
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            listening.setblocking(False)
+            taken, _ = await asyncio.get_running_loop().sock_accept(listening)
+            taken.close()
+            with pytest.raises(NotConnectedError, match="refuses connections"):
+                await asking
+            await channels.close()
+
+    run(scenario())
+
+
+def test_the_answer_may_come_before_the_whole_request_was_taken():
+    """A refusal, say: the rest of the request is not sent."""
+
+    async def scenario():
+        async with scripted(INITIAL_WINDOW_SIZE=10) as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            stream_id = await peer.request(whole=False)
+            block = HEAD + written(((b"grpc-status", b"3"), (b"grpc-message", b"no%20%C3%A9")))
+            peer.send(frames.headers(stream_id, block, 16384, last=True))
+            error = await failed(asking)
+            assert (error.code, error.details) == (Code.INVALID_ARGUMENT, "no é")
+            assert await peer.reset_of(stream_id) == ErrorCode.CANCEL
 
     run(scenario())

@@ -1,8 +1,8 @@
-"""Connections to model servers, one each, opened when first needed and closed when the server is
-gone.
+"""Requests to model servers, over connections that are opened when first needed and closed when the
+server is gone.
 
 A connection is ready before a request is put on it, so that a request that found none has never
-started. One that could not be made is given up: the next request tries anew and waits for nothing.
+started. One that could not be made is forgotten: the next request tries anew.
 """
 
 from __future__ import annotations
@@ -11,39 +11,25 @@ import asyncio
 from collections.abc import Callable
 
 import grpc
-import grpc.aio
 
+from phalanx import __version__
+from phalanx.gateway.grpc.client_call import Answer, ClientCall
+from phalanx.gateway.grpc.metadata import timeout_field
+from phalanx.gateway.grpc.rpc_error import RpcError
+from phalanx.gateway.grpc.upstream import Connecting, Upstream
+from phalanx.gateway.http2.connection import Role
+from phalanx.gateway.http2.header_blocks import written
+from phalanx.gateway.http2.limits import Http2Limits
 from phalanx.routing.endpoint import Endpoint
 from phalanx.wire.robot_inference import INFER
-
-Metadata = tuple[tuple[str, str | bytes], ...]
-Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-State = grpc.ChannelConnectivity
 
 MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 CONNECT_TIMEOUT_S = 2.0
 KEEPALIVE_S = 10.0
 
 
-class NotConnectedError(Exception):
-    """There is no connection to the server, so that nothing was sent to it.
-
-    Says why and not where: callers get to read it, and addresses are for operators.
-    """
-
-
-class _Connection:
-    """`num_users` wait for it or have calls on it; once `given_up`, the last one closes it."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.infer: Method = channel.unary_unary(INFER)
-        self.num_users = 0
-        self.given_up = False
-
-
 class Channels:
-    """Belongs to the gateway's event loop. `live` names the endpoints whose channels are kept.
+    """Belongs to the gateway's event loop. `live` names the endpoints whose connections are kept.
 
     `backend_key` is what model servers ask for as a bearer token, where they do. A connection with a
     call on it at which nothing at all comes for `keepalive_s`, not even the answer to a ping, has
@@ -60,109 +46,69 @@ class Channels:
         backend_key: str | None = None,
     ) -> None:
         self._live = live
-        self._connect_timeout_s = connect_timeout_s
-        self._connections: dict[Endpoint, _Connection] = {}
-        self._metadata: Metadata = (
-            () if backend_key is None else (("authorization", f"Bearer {backend_key}"),)
-        )
-        half_ms = max(1, int(keepalive_s * 500))
-        self._options = (
-            # A host that lost its power or its network says no goodbye.
-            ("grpc.keepalive_time_ms", half_ms),
-            ("grpc.keepalive_timeout_ms", half_ms),
-            # Newer gRPC waits for the answer to a ping as long as this says instead, else a minute.
-            ("grpc.http2.ping_timeout_ms", half_ms),
-            ("grpc.http2.max_pings_without_data", 0),
-            # Idle connections are not pinged: servers that know nothing of it would close them.
-            ("grpc.keepalive_permit_without_calls", 0),
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", max_message_bytes),
-            # Shares no connection, and so no waiting after a failure, with other channels.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.enable_retries", 0),
-        )
+        self._max_message_bytes = max_message_bytes
+        # Idle connections are not pinged: servers that know nothing of it would close them.
+        half_s = keepalive_s / 2
+        role = Role(client=True, quiet_s=half_s, answer_s=half_s, idle_pings=False)
+        limits = Http2Limits(greeting_timeout_s=connect_timeout_s)
+        self._how = Connecting(role, limits, connect_timeout_s)
+        self._upstreams: dict[Endpoint, Upstream] = {}
+        self._fields = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", INFER.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", f"phalanx/{__version__}".encode()),
+        ]
+        if backend_key is not None:
+            self._fields.append((b"authorization", f"Bearer {backend_key}".encode()))
 
-    async def infer(
-        self, endpoint: Endpoint, payload: bytes, end_s: float
-    ) -> tuple[bytes, Metadata]:
+    async def infer(self, endpoint: Endpoint, payload: bytes, end_s: float) -> Answer:
         """The server's answer and its trailing metadata; `end_s` is by the event loop's clock.
 
         Raises `NotConnectedError`, `TimeoutError` where there was no connection before `end_s`, and
-        whatever gRPC raises for a call that was sent.
+        `RpcError` for a call that was sent, or is too large to be.
         """
-        connection = await self._connected(endpoint, end_s)
+        if len(payload) > self._max_message_bytes:
+            raise RpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the message has {len(payload)} bytes; at most {self._max_message_bytes} are allowed",
+            )
+        upstream = self._upstream(endpoint)
+        connection = upstream.ready()
+        if connection is None:
+            async with asyncio.timeout_at(end_s):
+                connection = await upstream.connected()
+        call = ClientCall(self._max_message_bytes)
+        left_s = end_s - asyncio.get_running_loop().time()
+        timeout = written(((b"grpc-timeout", timeout_field(left_s)),))
+        call.begin(connection, upstream.head + timeout, payload)
         try:
-            timeout_s = end_s - asyncio.get_running_loop().time()
-            call = connection.infer(payload, timeout=timeout_s, metadata=self._metadata or None)
-            answer = await call
-            return answer, tuple(await call.trailing_metadata() or ())
-        finally:
-            await self._left(connection)
+            async with asyncio.timeout_at(end_s):
+                return await call.answer
+        except TimeoutError:
+            call.cancel()
+            raise RpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the server has not answered in time"
+            ) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
 
     async def close(self) -> None:
-        """Close all; calls that still run are cancelled."""
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
-            await connection.channel.close()
+        """Close all; calls that still run end."""
+        upstreams, self._upstreams = self._upstreams, {}
+        for upstream in upstreams.values():
+            await upstream.close()
 
-    async def _connected(self, endpoint: Endpoint, end_s: float) -> _Connection:
-        """A ready connection with one user more."""
-        known = self._connections.get(endpoint)
-        if known is not None and known.channel.get_state(try_to_connect=True) is State.READY:
-            known.num_users += 1
-            return known
-        async with asyncio.timeout_at(end_s):
-            connection = await self._connection(endpoint)
-            connection.num_users += 1
-            try:
-                fault = await self._connect(connection.channel)
-                if fault:
-                    await self._give_up(endpoint, connection)
-                    raise NotConnectedError(fault)
-            except BaseException:
-                await self._left(connection)
-                raise
-            return connection
-
-    async def _left(self, connection: _Connection) -> None:
-        connection.num_users -= 1
-        if connection.given_up and not connection.num_users:
-            await connection.channel.close()
-
-    async def _connection(self, endpoint: Endpoint) -> _Connection:
-        connection = self._connections.get(endpoint)
-        if connection is not None and connection.channel.get_state() is State.TRANSIENT_FAILURE:
-            await self._give_up(endpoint, connection)
-        if endpoint not in self._connections:
-            await self._close_unused()
-        if endpoint not in self._connections:
-            channel = grpc.aio.insecure_channel(endpoint.authority, options=self._options)
-            self._connections[endpoint] = _Connection(channel)
-        return self._connections[endpoint]
-
-    async def _connect(self, channel: grpc.aio.Channel) -> str:
-        """What keeps the channel from being ready, in words; empty where it is."""
-        state = channel.get_state(try_to_connect=True)
-        if state is State.READY:
-            return ""
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                while state in (State.IDLE, State.CONNECTING):
-                    await channel.wait_for_state_change(state)
-                    state = channel.get_state(try_to_connect=True)
-        except TimeoutError:
-            return f"it took no connection within {self._connect_timeout_s:g} s"
-        return "" if state is State.READY else "it refuses connections"
-
-    async def _give_up(self, endpoint: Endpoint, connection: _Connection) -> None:
-        connection.given_up = True
-        if self._connections.get(endpoint) is connection:
-            del self._connections[endpoint]
-        if not connection.num_users:
-            await connection.channel.close()
-
-    async def _close_unused(self) -> None:
-        """Servers come and go; their channels would stay for as long as the gateway runs."""
-        for endpoint in self._connections.keys() - self._live():
-            await self._give_up(endpoint, self._connections[endpoint])
+    def _upstream(self, endpoint: Endpoint) -> Upstream:
+        upstream = self._upstreams.get(endpoint)
+        if upstream is None:
+            # Servers come and go; their connections would stay for as long as the gateway runs.
+            for gone in self._upstreams.keys() - self._live():
+                self._upstreams.pop(gone).leave()
+            authority = (b":authority", endpoint.authority.encode())
+            fields = [*self._fields[:3], authority, *self._fields[3:]]
+            upstream = self._upstreams[endpoint] = Upstream(endpoint, written(fields), self._how)
+        return upstream

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import grpc
-import grpc.aio
+import asyncio
+import socket
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.grpc.channels import MAX_MESSAGE_BYTES
-from phalanx.gateway.grpc.service import Door, Service
+from phalanx.gateway.grpc.server_connection import ServerConnection
+from phalanx.gateway.grpc.service import Door, Method, Service
 from phalanx.gateway.http.keys import Keys
+from phalanx.gateway.http2.limits import Http2Limits
 
 MAX_CALLS = 1024
-_KEEPALIVE = (
-    # Callers that are gone without a word do not keep their places.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # And may ask as often as they like whether the gateway is there.
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
+_BACKLOG = 1024
 
 
 @dataclass(frozen=True)
@@ -37,11 +32,12 @@ class Tls:
 @dataclass(frozen=True)
 class GrpcLimits:
     """A larger message is refused, as is a call beyond `max_calls` that run at once; registration
-    and health have as many places of their own.
+    and health have as many places of their own. `http2` is for each connection.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_calls: int = MAX_CALLS
+    http2: Http2Limits = field(default_factory=Http2Limits)
 
 
 class GrpcFront:
@@ -59,49 +55,94 @@ class GrpcFront:
         clock: Clock | None = None,
     ) -> None:
         """Port 0 takes a free one. `access_log` writes a line for each call."""
-        limits = limits or GrpcLimits()
+        self._limits = limits or GrpcLimits()
         self._host, self._asked_port = host, port
         self._tls = tls
         self._door = Door(
             keys or Keys(),
             clock or SystemClock(),
-            max_calls=limits.max_calls,
+            max_calls=self._limits.max_calls,
             access_log=access_log,
         )
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", limits.max_message_bytes),
-                ("grpc.max_send_message_length", limits.max_message_bytes),
-                *_KEEPALIVE,
-            )
-        )
+        self._methods: dict[str, Method] = {}
+        self._connections: set[ServerConnection] = set()
+        self._emptied = asyncio.Event()
+        self._listening: asyncio.Server | None = None
 
     def add(self, service: Service) -> None:
         """Serve it to those callers that `keys` let in."""
-        self._server.add_generic_rpc_handlers((service.handler(self._door),))
+        self._methods |= {method.path: method for method in service.methods()}
 
     async def start(self) -> int:
         """Listen, and return the port. Raises `ConfigurationError` where that cannot be done."""
-        port = self._bind()
-        await self._server.start()
-        return port
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        tls = None if self._tls is None else _tls_context(self._tls)
+        try:
+            listening = await self._listen(tls)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{self._asked_port} for gRPC: it is in use, or not an "
+                f"address of this machine ({error.strerror or error}); choose another"
+            ) from error
+        self._listening = listening
+        return int(listening.sockets[0].getsockname()[1])
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, let those that run end for `drain_s` seconds, then cancel them."""
-        await self._server.stop(drain_s)
-
-    def _bind(self) -> int:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        address = f"{host}:{self._asked_port}"
+        if self._listening is not None:
+            self._listening.close()
+        for connection in list(self._connections):
+            connection.leave()
         try:
-            if self._tls is None:
-                return int(self._server.add_insecure_port(address))
-            pairs = ((self._tls.key, self._tls.cert),)
-            credentials = grpc.ssl_server_credentials(pairs)
-            return int(self._server.add_secure_port(address, credentials))
-        except RuntimeError as error:
+            async with asyncio.timeout(drain_s):
+                while self._connections:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.cut()
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        if self._host == "::":
+            address = (self._host, self._asked_port)
+            both = socket.create_server(
+                address, family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6()
+            )
+            return await loop.create_server(self._connection, sock=both, ssl=tls, backlog=_BACKLOG)
+        return await loop.create_server(
+            self._connection, self._host, self._asked_port, ssl=tls, backlog=_BACKLOG
+        )
+
+    def _connection(self) -> asyncio.Protocol:
+        connection = ServerConnection(
+            self._methods,
+            self._door,
+            max_message_bytes=self._limits.max_message_bytes,
+            limits=self._limits.http2,
+            closed=self._closed,
+        )
+        self._connections.add(connection)
+        return connection.protocol
+
+    def _closed(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2"])
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        # Only files can be loaded; nobody else can read these.
+        cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
+        cert.write_bytes(tls.cert)
+        key.write_bytes(tls.key)
+        try:
+            context.load_cert_chain(cert, key)
+        except ssl.SSLError as error:
             raise ConfigurationError(
-                f"cannot listen on {address} for gRPC: it is in use, or not an address of this "
-                "machine, or its certificate cannot be read; choose another"
+                f"the gRPC port's certificate cannot be read, or its key: {error}; both are PEM"
             ) from error
+    return context

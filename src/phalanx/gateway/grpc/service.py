@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import cast
-
-import grpc
-import grpc.aio
+from typing import Protocol
 
 from phalanx.clock import Clock
-from phalanx.errors import InvalidRequestError, PhalanxError
-from phalanx.gateway.grpc.statuses import TooManyCallsError, WrongKeyError, status_of
+from phalanx.errors import InvalidRequestError
+from phalanx.gateway.grpc.metadata import Metadata
+from phalanx.gateway.grpc.statuses import TooManyCallsError, WrongKeyError
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.router import Access
 
 logger = logging.getLogger("phalanx.gateway.access")
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+
+class Context(Protocol):
+    """The call that a handler answers. `authority` is what the caller typed as the address."""
+
+    @property
+    def authority(self) -> str: ...
+
+    def peer(self) -> str:
+        """The caller's connection, as gRPC writes it: `ipv4:HOST:PORT`."""
+        ...
+
+    def invocation_metadata(self) -> Metadata: ...
+
+    def time_remaining(self) -> float | None:
+        """Seconds; None where the caller waits for ever."""
+        ...
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None: ...
+
+    async def write(self, message: bytes) -> None:
+        """One of the answers of a stream; waits until the caller has room for more."""
+        ...
+
+
+class Call(Context, Protocol):
+    """What a method takes its messages from."""
+
+    def messages(self) -> AsyncIterator[bytes]: ...
+
+
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 Collecting = Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+Serve = Callable[[Call], Awaitable[bytes | None]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`serve` answers a call, and begins when all of it has arrived where it is `whole`."""
+
+    path: str
+    serve: Serve
+    access: Access
+    control: bool
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,118 +80,119 @@ class Service:
     access: Access = Access.INFERENCE
     control: frozenset[str] = frozenset()
 
-    def handler(self, door: Door) -> grpc.GenericRpcHandler:
-        """What a gRPC server takes; callers come in through `door`."""
-        methods = {}
-        for make, handlers in (
-            # gRPC would read the message of a unary method before anybody has asked for the key.
-            (_COLLECTING, {name: _of_one(each) for name, each in self.unary.items()}),
-            (_COLLECTING, self.collecting),
-            (_STREAM, self.stream),
-        ):
-            for name, handler in handlers.items():
-                path = f"/{self.name}/{name}"
-                control = self.access is Access.ADMIN or name in self.control
-                guarded = door.guarded(path, cast(_Any, handler), self.access, control=control)
-                methods[name] = make(guarded)
-        return _SERVICE(self.name, methods)
+    def methods(self) -> list[Method]:
+        served = [(name, _of_one(each), True) for name, each in self.unary.items()]
+        served += [(name, _of_many(each), False) for name, each in self.collecting.items()]
+        served += [(name, _of_stream(each), False) for name, each in self.stream.items()]
+        return [
+            Method(
+                f"/{self.name}/{name}",
+                serve,
+                self.access,
+                control=self.access is Access.ADMIN or name in self.control,
+                whole=whole,
+            )
+            for name, serve, whole in served
+        ]
 
 
-def _of_one(handler: Unary) -> Collecting:
-    """`handler` with the only message of a stream."""
+def _of_one(handler: Unary) -> Serve:
+    """`handler` with the only message of a call."""
 
-    async def first(messages: AsyncIterator[bytes], context: Context) -> bytes:
-        async for message in messages:
-            return await handler(message, context)
-        raise InvalidRequestError("the call has no message")
+    async def serve(call: Call) -> bytes:
+        only: bytes | None = None
+        async for message in call.messages():
+            if only is not None:
+                raise InvalidRequestError("the call has more than one message")
+            only = message
+        if only is None:
+            raise InvalidRequestError("the call has no message")
+        return await handler(only, call)
 
-    return first
+    return serve
 
 
-# gRPC's own functions have no types, and make no difference between the kinds of handlers.
-_Any = Callable[[object, Context], Awaitable[object]]
-_Method = Callable[[_Any], grpc.RpcMethodHandler]
-_COLLECTING = cast(_Method, grpc.stream_unary_rpc_method_handler)
-_STREAM = cast(_Method, grpc.stream_stream_rpc_method_handler)
-_SERVICE = cast(Callable[..., grpc.GenericRpcHandler], grpc.method_handlers_generic_handler)
+def _of_many(handler: Collecting) -> Serve:
+    async def serve(call: Call) -> bytes:
+        return await handler(call.messages(), call)
+
+    return serve
+
+
+def _of_stream(handler: Stream) -> Serve:
+    async def serve(call: Call) -> None:
+        await handler(call.messages(), call)
+
+    return serve
 
 
 class Door:
-    """Checks keys, counts places, turns errors into statuses, and tells the log of each call, where
-    it is asked to. There are `max_calls` places, and as many more for control.
+    """Checks keys, counts places, and tells the log of each call, where it is asked to. There are
+    `max_calls` places, and as many more for control.
     """
 
     def __init__(
         self, keys: Keys, clock: Clock, *, max_calls: int, access_log: bool = False
     ) -> None:
+        self.clock = clock
+        self.access_log = access_log
         self._keys = keys
-        self._clock = clock
-        self._access_log = access_log
         self._places, self._control_places = _Places(max_calls), _Places(max_calls)
 
-    def guarded(self, path: str, handler: _Any, access: Access, *, control: bool = False) -> _Any:
-        """`handler`, for those who have the key of `access`, which is asked for before any message
-        is read.
-        """
-        places = self._control_places if control else self._places
+    def visit(self, method: Method, peer: str) -> Visit:
+        return Visit(self, method, peer)
 
-        async def answer(request: object, context: Context) -> object:
-            began_s, code = self._clock.monotonic_s(), "UNKNOWN"
-            try:
-                self._check(context, access)
-                with places:
-                    result = await handler(request, context)
-                code = "OK"
-                return result
-            except PhalanxError as error:
-                status = status_of(error)
-                code = status.code.name
-                await context.abort(status.code, status.message, status.metadata)
-            except asyncio.CancelledError:
-                code = "CANCELLED"
-                raise
-            finally:
-                if self._access_log:
-                    duration_ms = (self._clock.monotonic_s() - began_s) * 1000.0
-                    logger.info(
-                        "method=%s status=%s duration_ms=%.1f client=%s",
-                        path,
-                        code,
-                        duration_ms,
-                        context.peer(),
-                    )
-            raise AssertionError("abort raises")
-
-        return answer
-
-    def _check(self, context: Context, access: Access) -> None:
-        if self._keys.allow(access, b""):
-            return
-        given = dict(tuple(context.invocation_metadata() or ())).get("authorization", "")
-        if not self._keys.allow(access, given.encode() if isinstance(given, str) else given):
+    def enter(self, method: Method, authorization: bytes) -> _Places:
+        """Raises `WrongKeyError` or `TooManyCallsError`; the place is to be left."""
+        if not self._keys.allow(method.access, authorization):
             raise WrongKeyError(
                 "send the gateway's key as the metadata `authorization: Bearer KEY`"
+            )
+        places = self._control_places if method.control else self._places
+        places.take()
+        return places
+
+
+class Visit:
+    """One call's: `enter`, before any message is read, and `leave`, once."""
+
+    def __init__(self, door: Door, method: Method, peer: str) -> None:
+        self._door, self._method, self._peer = door, method, peer
+        self._began_s = door.clock.monotonic_s()
+        self._places: _Places | None = None
+
+    def enter(self, authorization: bytes) -> None:
+        """Raises what the caller is to be told where it may not."""
+        self._places = self._door.enter(self._method, authorization)
+
+    def leave(self, code: str) -> None:
+        """`code` is how the call ended."""
+        places, self._places = self._places, None
+        if places is not None:
+            places.leave()
+        if self._door.access_log:
+            logger.info(
+                "method=%s status=%s duration_ms=%.1f client=%s",
+                self._method.path,
+                code,
+                (self._door.clock.monotonic_s() - self._began_s) * 1000.0,
+                self._peer,
             )
 
 
 class _Places:
-    """Entered by each call that runs."""
+    """Taken by each call that runs."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
 
-    def __enter__(self) -> None:
+    def take(self) -> None:
         if self._taken >= self._limit:
             raise TooManyCallsError(
                 f"{self._limit} calls run at once, more than which are not taken; call again later"
             )
         self._taken += 1
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def leave(self) -> None:
         self._taken -= 1

@@ -14,7 +14,7 @@ from phalanx.errors import (
     PhalanxError,
     UnknownModelError,
 )
-from phalanx.gateway.grpc.channels import Metadata
+from phalanx.gateway.grpc.metadata import Metadata
 from phalanx.gateway.inference import UpstreamError
 from phalanx.wire.robot_inference import NOT_STARTED
 
@@ -32,6 +32,10 @@ class TooManyCallsError(EngineUnavailableError):
     """As many calls run as are allowed."""
 
 
+class UnknownCompressionError(InvalidInputError):
+    """The caller's messages are compressed in a way that is not understood."""
+
+
 class Status(NamedTuple):
     code: StatusCode
     message: str
@@ -40,6 +44,7 @@ class Status(NamedTuple):
 
 _CODES: tuple[tuple[type[PhalanxError], StatusCode], ...] = (
     (WrongKeyError, StatusCode.UNAUTHENTICATED),
+    (UnknownCompressionError, StatusCode.UNIMPLEMENTED),
     (UnknownModelError, StatusCode.NOT_FOUND),
     (BodyTooLargeError, StatusCode.RESOURCE_EXHAUSTED),
     (InvalidInputError, StatusCode.INVALID_ARGUMENT),

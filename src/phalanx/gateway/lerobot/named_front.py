@@ -16,8 +16,8 @@ from typing import NoReturn, Protocol
 import grpc
 
 from phalanx.errors import ConfigurationError, PhalanxError
-from phalanx.gateway.grpc.channels import Metadata
 from phalanx.gateway.grpc.front import GrpcLimits, Tls
+from phalanx.gateway.grpc.metadata import Metadata
 from phalanx.gateway.grpc.statuses import status_of
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http.router import Access

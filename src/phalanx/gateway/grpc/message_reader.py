@@ -1,0 +1,122 @@
+"""Cuts a stream of bytes into gRPC's messages, each of which has a prefix that tells its length."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import NamedTuple, cast
+
+from phalanx.errors import BodyTooLargeError, MalformedRequestError
+
+PREFIX_BYTES = 5
+_SPARE_BYTES = 512 * 1024
+_PIECE_BYTES = 256
+"""What keeping a piece costs beside its bytes."""
+
+
+class Message(NamedTuple):
+    data: bytes
+    compressed: bool = False
+
+
+def prefixed(data: bytes) -> bytes:
+    """The prefix of a message that is sent as it is."""
+    return b"\x00" + len(data).to_bytes(4, "big")
+
+
+class MessageReader:
+    """`feed` what arrives and take from `whole`.
+
+    Pieces are kept as they lie in what was read, as long as that holds little else.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.whole: deque[Message] = deque()
+        self._max_bytes = max_bytes
+        self._prefix = b""
+        self._pieces: list[memoryview | bytes] = []
+        self._left = 0
+        self._num_bytes = 0
+        self._kept_bytes = 0
+        self._source: object = None
+
+    @property
+    def amid(self) -> bool:
+        """Whether a message has begun and is not whole."""
+        return bool(self._prefix)
+
+    def feed(self, piece: memoryview) -> None:
+        """Raises `BodyTooLargeError`, or `MalformedRequestError` for a prefix that is none."""
+        position, end = 0, len(piece)
+        while position < end:
+            if len(self._prefix) < PREFIX_BYTES:
+                stop = min(end, position + PREFIX_BYTES - len(self._prefix))
+                self._prefix += bytes(piece[position:stop])
+                position = stop
+                if len(self._prefix) < PREFIX_BYTES:
+                    return
+                self._begin()
+            else:
+                stop = min(end, position + self._left)
+                self._keep(piece[position:stop])
+                self._left -= stop - position
+                position = stop
+            if not self._left:
+                self._finish()
+
+    def _begin(self) -> None:
+        flag, self._left = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
+        self._num_bytes = self._left
+        if flag > 1:
+            raise MalformedRequestError(f"the message begins with {flag}, which means nothing")
+        if self._left > self._max_bytes:
+            raise BodyTooLargeError(
+                f"the message has {self._left} bytes; at most {self._max_bytes} are allowed"
+            )
+
+    def _keep(self, piece: memoryview) -> None:
+        source = piece.obj
+        self._pieces.append(piece)
+        self._kept_bytes += _PIECE_BYTES
+        if source is not self._source:
+            self._source = source
+            self._kept_bytes += len(cast(bytes, source))
+        if self._kept_bytes > 2 * self._num_bytes + _SPARE_BYTES:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Let go of what else was read with the pieces."""
+        joined = b"".join(self._pieces)
+        self._pieces, self._source = [joined], None
+        # Half of it is room, until it is worth while again.
+        self._kept_bytes = len(joined)
+
+    def _finish(self) -> None:
+        data = b"".join(self._pieces)
+        self.whole.append(Message(data, self._prefix[0] == 1))
+        self._prefix, self._pieces, self._source = b"", [], None
+        self._kept_bytes = 0
+
+
+def decompressed(data: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    """A message as it was before `encoding`, one of `ENCODINGS`. Raises `MalformedRequestError`, or
+    `BodyTooLargeError` before more than `max_bytes` are in memory.
+    """
+    decompressor = zlib.decompressobj(ENCODINGS[encoding])
+    try:
+        plain = decompressor.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise MalformedRequestError(
+            f"the message cannot be decompressed as {encoding.decode()}: {error}"
+        ) from error
+    if len(plain) > max_bytes:
+        raise BodyTooLargeError(
+            f"the message has more than {max_bytes} bytes when decompressed, which is not allowed"
+        )
+    if not decompressor.eof:
+        raise MalformedRequestError("the compressed message ends too early")
+    return plain
+
+
+ENCODINGS = {b"gzip": 31, b"deflate": 15}
+"""Names of compressions, and what zlib calls them."""

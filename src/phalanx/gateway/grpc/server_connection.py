@@ -1,0 +1,98 @@
+"""A client's connection to a gRPC port: opens a call for each of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from phalanx.gateway.grpc.request_head import RequestHead, read_head
+from phalanx.gateway.grpc.server_call import ServerCall, refuse, refuse_method
+from phalanx.gateway.grpc.service import Door, Method
+from phalanx.gateway.http2.connection import Connection, Role
+from phalanx.gateway.http2.header_blocks import Headers
+from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.stream import Nobody, Stream, StreamEvents
+
+# Callers that are gone without a word do not keep their places.
+_NUM_HEADS = 16
+_ROLE = Role(client=False, quiet_s=20.0, answer_s=10.0, idle_pings=True)
+
+
+class ServerConnection:
+    """Owns a `Connection`, `protocol`. `closed` is called when it is over."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        door: Door,
+        *,
+        max_message_bytes: int,
+        limits: Http2Limits,
+        closed: Callable[[ServerConnection], None],
+    ) -> None:
+        self.peer = ""
+        self.max_message_bytes = max_message_bytes
+        self.protocol = Connection(_ROLE, limits, self)
+        self._methods = methods
+        self._door = door
+        self._closed = closed
+        self._calls: set[ServerCall] = set()
+        self._heads: dict[Headers, RequestHead] = {}
+
+    def leave(self) -> None:
+        """Take no more calls; close when those that run have ended."""
+        self.protocol.leave()
+
+    def cut(self) -> None:
+        """End what runs, and close."""
+        for call in list(self._calls):
+            call.cancel()
+        self.protocol.abort()
+
+    def ended(self, call: ServerCall) -> None:
+        self._calls.discard(call)
+
+    # What the connection calls.
+
+    def made(self, transport: asyncio.Transport) -> None:
+        self.peer = _peer_of(transport)
+
+    def ready(self) -> None: ...
+
+    def request(self, stream: Stream, headers: Headers) -> StreamEvents:
+        head = self._head(headers)
+        method = self._methods.get(head.path)
+        if head.refusal is not None:
+            refuse(stream, head.refusal)
+        elif method is None:
+            refuse_method(stream, head.path)
+        else:
+            call = ServerCall(stream, head, method, self._door.visit(method, self.peer), self)
+            self._calls.add(call)
+            call.begin()
+            return call
+        return Nobody()
+
+    def leaving(self) -> None: ...
+
+    def _head(self, headers: Headers) -> RequestHead:
+        """Read, or remembered: most calls of a client begin alike."""
+        head = self._heads.get(headers)
+        if head is None:
+            head = read_head(headers)
+            if len(self._heads) >= _NUM_HEADS:
+                self._heads.pop(next(iter(self._heads)))
+            self._heads[headers] = head
+        return head
+
+    def lost(self, words: str) -> None:
+        self._closed(self)
+
+
+def _peer_of(transport: asyncio.Transport) -> str:
+    """As gRPC writes it."""
+    address = transport.get_extra_info("peername")
+    if not address:
+        return "unknown"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
