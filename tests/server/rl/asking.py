@@ -6,7 +6,9 @@ import httpx
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-ENDLESS = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+LONG = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
+ENDLESS = {"temperature": 0, "max_new_tokens": 3500, "ignore_eos": True}
+"""It takes seconds, so that whoever needs it running finds it so, and ends it."""
 
 
 def answer(client: httpx.Client, **fields: object) -> dict:
@@ -25,6 +27,16 @@ def post(client: httpx.Client, path: str, body: object = None, status: int = 200
     response = client.post(path, json={} if body is None else body)
     assert response.status_code == status, response.text
     return response
+
+
+def abort_all(client: httpx.Client) -> None:
+    post(client, "/abort_request", {"abort_all": True})
+
+
+def num_generated(client: httpx.Client) -> int:
+    """Tokens that the engine has made since its start."""
+    loop = client.get("/server_info").json()["internal_states"][0]["loop"]
+    return loop["num_generated_tokens"]
 
 
 def memory(client: httpx.Client) -> dict:

@@ -22,9 +22,9 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 4096,
 }
-POOL_TOKENS = 4096
+POOL_TOKENS = 16384
 
 
 def write_llama(directory: Path, seed: int, **sizes: int) -> Path:

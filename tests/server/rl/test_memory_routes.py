@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.rl.asking import ENDLESS, PROMPT, answer, ids, memory, post
+from tests.server.rl.asking import ENDLESS, LONG, PROMPT, abort_all, answer, ids, memory, post
 from tests.server.rl.models import POOL_TOKENS, serving, write_llama
 from tests.server.test_control import Streamed, load, until, whole
 
@@ -83,15 +83,17 @@ def test_complaint_sglang_24119_release_while_busy_is_refused_and_serving_goes_o
     refused = post(client, RELEASE, status=400)
     assert "memory was not released: requests are running" in refused.json()["error"]["message"]
     assert memory(client)["asleep"] == []
-    assert b'"type":"length"' in stream.rest()
+    abort_all(client)
+    assert b'"type":"abort"' in stream.rest()
     stream.close()
+    until(lambda: load(client)["num_total_reqs"] == 0)
     post(client, RELEASE)
 
 
 def test_paused_requests_survive_a_sleep(server, client, pool):
     """Retracted ones are computed anew after it, and say the same."""
-    expected = answer(client, sampling_params={**ENDLESS, "max_new_tokens": 200})["output_ids"]
-    stream = Streamed(server, input_ids=PROMPT, sampling_params={**ENDLESS, "max_new_tokens": 200})
+    expected = answer(client, sampling_params=LONG)["output_ids"]
+    stream = Streamed(server, input_ids=PROMPT, sampling_params=LONG)
     post(client, "/pause_generation", {"mode": "retract"})
     post(client, RELEASE)
     assert memory(client)["asleep"] == ALL
@@ -144,7 +146,7 @@ def test_complaint_slime_579_memory_is_free_when_release_answers(tmp_path):
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
     directory = write_llama(tmp_path / "larger", 1, **sizes)
     num_bytes = (directory / "model.safetensors").stat().st_size
-    with serving(directory, pool_tokens=POOL_TOKENS * 4) as server, server.client() as client:
+    with serving(directory, pool_tokens=POOL_TOKENS) as server, server.client() as client:
         before = ids(client)
         awake = memory(client)["rss_bytes"]
         post(client, RELEASE)
@@ -153,7 +155,7 @@ def test_complaint_slime_579_memory_is_free_when_release_answers(tmp_path):
         post(client, RESUME)
         assert ids(client) == before
         post(client, RELEASE)
-        assert memory(client)["rss_bytes"] < asleep + 0.2 * num_bytes
+        assert awake - memory(client)["rss_bytes"] > 0.5 * num_bytes
 
 
 def test_static_server_sleeps_and_wakes_too(first_dir):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.rl.asking import ENDLESS, PROMPT, ids, memory, post
+from tests.server.rl.asking import ENDLESS, LONG, PROMPT, abort_all, ids, memory, post
 from tests.server.rl.models import serving
 from tests.server.test_control import Streamed, load, until, whole
 
@@ -64,7 +64,7 @@ def test_sleep_aborts_running_requests_unless_they_are_kept(server, client):
     assert b'"type":"abort"' in stream.rest()
     stream.close()
     client.post("/wake_up")
-    stream = Streamed(server, input_ids=PROMPT, sampling_params=ENDLESS)
+    stream = Streamed(server, input_ids=PROMPT, sampling_params=LONG)
     client.post("/sleep?mode=keep")
     assert memory(client)["asleep"] == ALL
     client.post("/wake_up")
@@ -96,9 +96,10 @@ def test_pause_modes(server, client, pool):
     until(lambda: load(client)["num_total_reqs"] == 2)
     assert client.post("/resume").json()["status"] == "resumed"
     held.result()
-    assert b'"type":"length"' in stream.rest()
+    abort_all(client)
+    assert b'"type":"abort"' in stream.rest()
     stream.close()
-    stream = Streamed(server, input_ids=PROMPT, sampling_params=ENDLESS)
+    stream = Streamed(server, input_ids=PROMPT, sampling_params=LONG)
     client.post("/pause", json={"wait_for_inflight_request": True})
     assert load(client)["num_total_reqs"] == 0
     assert is_paused(client)
@@ -118,6 +119,7 @@ def test_reset_prefix_cache_says_whether_it_did(server, client):
     assert client.post("/reset_prefix_cache").json()["success"] is True
     stream = Streamed(server, input_ids=PROMPT, sampling_params=ENDLESS)
     assert post(client, "/reset_prefix_cache").json()["success"] is False
+    abort_all(client)
     stream.rest()
     stream.close()
 
@@ -158,7 +160,7 @@ def test_world_size_and_update_lifecycle(shared, second_dir):
 def test_tokenize_and_detokenize(shared):
     told = shared.post("/tokenize", json={"model": "policy", "prompt": "Hello"}).json()
     assert told["count"] == len(told["tokens"]) == 4
-    assert told["max_model_len"] == 512
+    assert told["max_model_len"] == 4096
     back = shared.post("/detokenize", json={"model": "policy", "tokens": told["tokens"]}).json()
     assert back["prompt"] == back["text"] == "Hello"
     messages = [{"role": "user", "content": "Hi"}]

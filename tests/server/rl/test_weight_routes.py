@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.server.rl.asking import ENDLESS, GREEDY, PROMPT, answer, ids, memory, post
+from tests.server.rl.asking import ENDLESS, GREEDY, LONG, PROMPT, answer, ids, memory, post
 from tests.server.rl.models import serving, weights_of
 from tests.server.rl.trainer_process import Trainer
 from tests.server.test_control import Streamed, load, whole
@@ -131,12 +131,12 @@ def test_an_update_waits_for_running_requests_and_new_ones_wait_for_it(
     server, client, pool, second_dir, second_answer
 ):
     """As in SGLang: no answer is of two versions unless generation was paused."""
-    stream = Streamed(server, input_ids=PROMPT, sampling_params=ENDLESS)
+    stream = Streamed(server, input_ids=PROMPT, sampling_params=LONG)
     body = {"model_path": str(second_dir), "weight_version": "2"}
     update = pool.submit(post, client, DISK, body)
     asked = [whole(pool, server, input_ids=PROMPT, sampling_params=GREEDY) for _ in range(4)]
     last = stream.rest().rsplit(b"data: ", 2)[-2]
-    assert b'"weight_versions":[["default",400]]' in last
+    assert b'"weight_versions":[["default",300]]' in last
     stream.close()
     update.result()
     for one in asked:
