@@ -69,6 +69,12 @@ class RoleWay:
 
     def acquire(self, wish: RoleWish, tried: frozenset[str]) -> Ticket[RoleServer]:
         wish.model, ticket = self._servers.acquire(wish.selector, wish.affinity, tried)
+        try:
+            self._places.of(ticket.server.base_url or "")
+        except NoServerError as error:
+            ticket.outcome("503", message=str(error))
+            ticket.release()
+            raise
         return ticket
 
     def place(self, server: RoleServer) -> Place:
