@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import mmap
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -20,6 +21,8 @@ from phalanx.heap import give_back_freed_memory
 
 _CACHE_LINE = 64
 """Bytes; vector loads that cross a line are slower."""
+_MAPPED_BYTES = 1 << 20
+"""From here on a tensor has pages of its own."""
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
@@ -59,8 +62,11 @@ class CpuBackend:
         return torch.from_numpy(values)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        # numpy takes pages that the system zeroes on first touch; torch would write them all now.
+        # Pages that the system zeroes on first touch; torch would write them all now.
         num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes >= _MAPPED_BYTES:
+            # The heap would zero what was used before, and might keep what is freed.
+            return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
         block = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
         start = -block.ctypes.data % _CACHE_LINE
         return torch.from_numpy(block[start : start + num_bytes]).view(dtype).view(shape)

@@ -16,12 +16,13 @@ class Door:
         self._memory = EngineMemory()
         self._num_falling_asleep = 0
 
-    def check(self) -> None:
-        """Refuse a request that comes now."""
+    def refusal(self) -> EngineAsleepError | None:
+        """Why a request that comes now is not taken, or None."""
         if not self._memory.ready:
-            raise self._memory.refusal()
+            return self._memory.refusal()
         if self._num_falling_asleep:
-            raise EngineAsleepError("the engine falls asleep; the request was not started")
+            return EngineAsleepError("the engine falls asleep; the request was not started")
+        return None
 
     def begin_sleep(self) -> None:
         """An operation is under way that may give memory back."""

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from phalanx.schema.statistics import QUEUE_TIME_BUCKETS_S, LoopStatistics, ReplicaStatistics
+from phalanx.schema.statistics import (
+    QUEUE_TIME_BUCKETS_S,
+    EngineStatistics,
+    LoopStatistics,
+    ReplicaStatistics,
+)
 
 
 @dataclass(eq=False)
@@ -98,6 +103,23 @@ class ReplicaChooser:
         chosen = min(healthy, key=lambda account: account.num_in_flight)
         self._cursor = (chosen.replica + 1) % count
         return chosen
+
+
+def totals(
+    accounts: Sequence[ReplicaAccount], loops: Sequence[LoopStatistics | None], now_s: float
+) -> EngineStatistics:
+    """The counters of all replicas, of each and together; `loops` are those of their loops."""
+    return EngineStatistics(
+        num_completed=sum(account.num_completed for account in accounts),
+        num_failed=sum(account.num_failed for account in accounts),
+        num_cancelled=sum(account.num_cancelled for account in accounts),
+        queue_time_s=sum(account.queue_time_s for account in accounts),
+        execution_time_s=sum(account.execution_time_s for account in accounts),
+        loop=combined(loops),
+        replicas=tuple(
+            account.statistics(now_s, loop) for account, loop in zip(accounts, loops, strict=True)
+        ),
+    )
 
 
 def combined(loops: Sequence[LoopStatistics | None]) -> LoopStatistics | None:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+import msgspec
+
 from phalanx.clock import Clock
 from phalanx.engine.door import Door
-from phalanx.engine.replicas import ReplicaAccount, ReplicaChooser, combined
+from phalanx.engine.replicas import ReplicaAccount, ReplicaChooser, totals
 from phalanx.engine.sinks import Sink, Wakeable
 from phalanx.engine_config import RuntimeConfig
 from phalanx.errors import (
@@ -84,7 +86,10 @@ class RequestTable:
         with self._lock:
             if self._refusal is not None:
                 raise self.unavailable()
-            self._door.check()
+            asleep = self._door.refusal()
+            if asleep is not None:
+                self._refused += 1
+                raise asleep
             if rid in self._live:
                 self._refused += 1
                 raise InvalidRequestError(
@@ -242,21 +247,11 @@ class RequestTable:
         """Counts in all and of each replica; `loops` are the replicas' newest loop counters."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            accounts = self._accounts
-            return EngineStatistics(
+            return msgspec.structs.replace(
+                totals(self._accounts, loops, now_s),
                 num_accepted=self._accepted,
-                num_completed=sum(account.num_completed for account in accounts),
-                num_failed=sum(account.num_failed for account in accounts),
-                num_cancelled=sum(account.num_cancelled for account in accounts),
                 num_refused=self._refused,
                 num_in_flight=len(self._live),
-                queue_time_s=sum(account.queue_time_s for account in accounts),
-                execution_time_s=sum(account.execution_time_s for account in accounts),
-                loop=combined(loops),
-                replicas=tuple(
-                    account.statistics(now_s, loop)
-                    for account, loop in zip(accounts, loops, strict=True)
-                ),
             )
 
     def carried(
@@ -305,10 +300,7 @@ class RequestTable:
         since_s = live.sink.waiting_since_s
         if since_s is None or now_s - since_s <= self._stall_timeout_s or live.cancelled:
             return False
-        error = StreamStalledError(
-            f"request {live.rid!r} was cancelled: its output has been waiting for "
-            f"{now_s - since_s:.1f} s, longer than stall_timeout_s={self._stall_timeout_s:g}"
-        )
+        error = _stalled(live.rid, now_s - since_s, self._stall_timeout_s)
         live.sink.put(Failed(live.rid, error), now_s)
         return True
 
@@ -317,6 +309,13 @@ class RequestTable:
         if not closed:
             return []
         return [live for live in self.live_requests() if live.sink.mailbox in closed]
+
+
+def _stalled(rid: str, waited_s: float, limit_s: float) -> StreamStalledError:
+    return StreamStalledError(
+        f"request {rid!r} was cancelled: its output has been waiting for {waited_s:.1f} s, longer "
+        f"than stall_timeout_s={limit_s:g}"
+    )
 
 
 def _request_failure(error: Exception) -> Exception:

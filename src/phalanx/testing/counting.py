@@ -11,9 +11,19 @@ import msgspec
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import InvalidRequestError
 from phalanx.plugin import BatchingEntry, Delta, Event, Failed, Final, Scheduled
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode
+from phalanx.schema.control import (
+    Continue,
+    ControlOp,
+    Flush,
+    MemoryTag,
+    Pause,
+    PauseMode,
+    SetWeightVersion,
+    Sleep,
+    Wake,
+)
 from phalanx.schema.limits import Limits
-from phalanx.schema.statistics import LoopStatistics
+from phalanx.schema.statistics import EngineMemory, LoopStatistics
 
 
 class Fault(enum.Enum):
@@ -85,6 +95,8 @@ class _State:
     running: dict[str, _Count] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     paused: bool = False
+    asleep: frozenset[MemoryTag] = frozenset()
+    refused: list[str] = field(default_factory=list)
     num_steps: int = 0
     num_generated: int = 0
     last_batch_size: int = 0
@@ -122,6 +134,9 @@ class Counting(BatchingEntry):
             raise CountingError("start fails as it was told to")
         if rid in self._state.running:
             raise CountingError(f"request {rid!r} is live already")
+        if self._state.asleep:
+            self._state.refused.append(rid)
+            return
         self._state.running[rid] = _Count(request)
 
     def cancel(self, rid: str) -> None:
@@ -140,7 +155,10 @@ class Counting(BatchingEntry):
         for rid in state.cancelled:
             events.append(Final(rid, state.running.pop(rid).output(), cancelled=True))
         state.cancelled.clear()
-        if not state.paused and state.running:
+        memory = EngineMemory(asleep=state.asleep)
+        events += [Failed(rid, memory.refusal()) for rid in state.refused]
+        state.refused.clear()
+        if not (state.paused or state.asleep) and state.running:
             batch = list(state.running.items())[: self._args.max_batch_size]
             state.num_steps += 1
             state.last_batch_size = len(batch)
@@ -171,7 +189,8 @@ class Counting(BatchingEntry):
     @property
     def busy(self) -> bool:
         state = self._state
-        return bool(state.cancelled) or (bool(state.running) and not state.paused)
+        computes = bool(state.running) and not (state.paused or state.asleep)
+        return bool(state.cancelled or state.refused) or computes
 
     def control(self, op: ControlOp) -> bool:
         state = self._state
@@ -186,6 +205,17 @@ class Counting(BatchingEntry):
                 return True
             case Flush():
                 return not state.running
+            case Sleep(tags=tags):
+                fresh = tags - state.asleep
+                if fresh and state.running and not (state.paused or state.asleep):
+                    return False
+                state.asleep |= fresh
+                return True
+            case Wake(tags=tags):
+                state.asleep -= tags
+                return True
+            case SetWeightVersion():
+                return True
             case _:
                 raise NotImplementedError(f"plugin 'counting' does not do {type(op).__name__}")
 
@@ -199,6 +229,7 @@ class Counting(BatchingEntry):
             num_generated_tokens=state.num_generated,
             last_batch_size=state.last_batch_size,
             paused=state.paused,
+            asleep=state.asleep,
         )
 
     def close(self) -> None:
