@@ -98,10 +98,7 @@ class RequestTable:
                 )
             if len(self._live) >= self._max_live:
                 self._refused += 1
-                raise EngineOverloadedError(
-                    f"{len(self._live)} requests are pending, as many as max_pending_requests="
-                    f"{self._max_live} allows; try again later"
-                )
+                raise _overloaded(len(self._live), self._max_live)
             account = self._chooser.choose()
             if account is None:
                 raise EngineUnavailableError("no replica is healthy; create a new engine")
@@ -296,7 +293,14 @@ class RequestTable:
         if startable:
             live.sink.put(event, now_s)
 
-    def _stalled(self, live: LiveRequest, now_s: float) -> bool:
+    def _overloaded(num_live: int, limit: int) -> EngineOverloadedError:
+    return EngineOverloadedError(
+        f"{num_live} requests are pending, as many as max_pending_requests={limit} allows; try "
+        "again later"
+    )
+
+
+def _stalled(self, live: LiveRequest, now_s: float) -> bool:
         since_s = live.sink.waiting_since_s
         if since_s is None or now_s - since_s <= self._stall_timeout_s or live.cancelled:
             return False
