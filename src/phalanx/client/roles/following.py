@@ -27,8 +27,7 @@ from phalanx.wire.discovery import DiscoveryDocument, decode_discovery
 
 logger = logging.getLogger(__name__)
 GRACE_S = 5.0
-RETRY_S = 0.5
-MAX_RETRY_S = 5.0
+MAX_PAUSES = 10
 _UNHEARD = -1
 
 
@@ -46,9 +45,9 @@ class RoleFollower:
         self._url = f"{url.base}/engines"
         self._headers = bearer(api_key)
         self._poll_s = settings.poll_s
+        self._retry_s = settings.retry_s
         self._num_asked = 0
         self._refreshed = 0
-        self._epoch_asked = 0
         self._stale = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lost = ""
@@ -93,14 +92,13 @@ class RoleFollower:
     async def ask(self, query: str = "") -> DiscoveryDocument:
         """The document that the gateway answers now; its snapshot is taken where it is newer."""
         self._num_asked += 1
-        asked = self._num_asked
         body = await self._http.get(HttpCall(self._url + query, headers=self._headers))
         try:
             document = decode_discovery(body)
             snapshot = snapshot_of(document)
         except InvalidInputError as error:
             raise RequestFailedError(f"{self._url} cannot be followed: {error}") from error
-        self._take(snapshot, asked)
+        self.mirror.put(snapshot)
         return document
 
     async def close(self) -> None:
@@ -109,13 +107,6 @@ class RoleFollower:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self.mirror.close()
-
-    def _take(self, snapshot: RoleSnapshot, asked: int) -> None:
-        if snapshot.epoch != self.mirror.snapshot.epoch:
-            if asked < self._epoch_asked:
-                return  # of a life that has ended since it was asked for
-            self._epoch_asked = asked
-        self.mirror.put(snapshot)
 
     async def _refresh(self) -> None:
         self._stale = False
@@ -129,7 +120,7 @@ class RoleFollower:
         self._refreshed = asked
 
     async def _follow(self) -> None:
-        pause_s = RETRY_S
+        pause_s = self._retry_s
         loop = asyncio.get_running_loop()
         while True:
             seen, began_s = self.mirror.snapshot, loop.time()
@@ -139,12 +130,12 @@ class RoleFollower:
             except (PhalanxError, TimeoutError) as error:
                 self._note(str(error) or "it does not answer")
                 await asyncio.sleep(_jittered(pause_s))
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+                pause_s = min(2 * pause_s, MAX_PAUSES * self._retry_s)
                 continue
             self._note("")
-            pause_s = RETRY_S
+            pause_s = self._retry_s
             if self.mirror.snapshot is seen and loop.time() - began_s < self._poll_s / 2:
-                await asyncio.sleep(_jittered(RETRY_S))  # it does not wait for changes
+                await asyncio.sleep(_jittered(self._retry_s))  # it does not wait for changes
 
     def _query(self, seen: RoleSnapshot) -> str:
         # Not all followers of a gateway shall ask again at the same moment.

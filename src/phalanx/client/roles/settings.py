@@ -19,7 +19,8 @@ class RoleClientSettings:
     """`timeout_s` is the longest that a request may take, with its stream, where a call does not say.
 
     A connection that is not there after `connect_timeout_s` counts as refused. Discovery is asked to
-    answer after `poll_s` where nothing has changed. `engine_api_key` goes to engines that discovery
+    answer after `poll_s` where nothing has changed, and again after `retry_s` (up to ten times that)
+    where it has not answered. `engine_api_key` goes to engines that discovery
     names, which never get the gateway's key. `tls_root` is a file (PEM) with the certificate to
     trust, where the system does not.
     """
@@ -27,11 +28,12 @@ class RoleClientSettings:
     timeout_s: float = 600.0
     connect_timeout_s: float = 5.0
     poll_s: float = 20.0
+    retry_s: float = 0.5
     engine_api_key: str | None = None
     tls_root: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "connect_timeout_s", "poll_s"):
+        for name in ("timeout_s", "connect_timeout_s", "poll_s", "retry_s"):
             check_positive(name, getattr(self, name))
         check_key("engine_api_key", self.engine_api_key)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from phalanx.routing.roles.snapshot import RoleSnapshot
 from phalanx.routing.roles.waiting import SnapshotWaiters
 
+NUM_LEFT = 32
+"""Epochs that are remembered; an answer that comes after so many more lives is not expected."""
+
 
 class RoleMirror:
-    """Keeps epoch and revision as they were published, and never goes back within an epoch.
+    """Keeps epoch and revision as they were published. It never goes back within an epoch, and never
+    to an epoch that it has left, since answers may overtake one another.
 
     `put`, `wait` and `close` belong to one event loop; `snapshot` is for any thread.
     """
 
     def __init__(self, first: RoleSnapshot) -> None:
         self._current = first
+        self._left: deque[str] = deque(maxlen=NUM_LEFT)
         self._waiters = SnapshotWaiters(lambda: self._current)
         self._listeners: tuple[Callable[[RoleSnapshot], None], ...] = ()
 
@@ -28,12 +34,13 @@ class RoleMirror:
         return self._waiters.num_waiting
 
     def put(self, snapshot: RoleSnapshot) -> bool:
-        """Take a snapshot of another epoch, or a later one of this epoch; whether it was taken.
-
-        Answers that overtake one another are the reader's to put in order where epochs differ.
-        """
+        """Take a snapshot of a new epoch, or a later one of this epoch; whether it was taken."""
         current = self._current
-        if snapshot.epoch == current.epoch and snapshot.revision <= current.revision:
+        if snapshot.epoch != current.epoch:
+            if snapshot.epoch in self._left:
+                return False
+            self._left.append(current.epoch)
+        elif snapshot.revision <= current.revision:
             return False
         self._current = snapshot
         for listener in self._listeners:
