@@ -293,18 +293,11 @@ class RequestTable:
         if startable:
             live.sink.put(event, now_s)
 
-    def _overloaded(num_live: int, limit: int) -> EngineOverloadedError:
-    return EngineOverloadedError(
-        f"{num_live} requests are pending, as many as max_pending_requests={limit} allows; try "
-        "again later"
-    )
-
-
-def _stalled(self, live: LiveRequest, now_s: float) -> bool:
+    def _stalled(self, live: LiveRequest, now_s: float) -> bool:
         since_s = live.sink.waiting_since_s
         if since_s is None or now_s - since_s <= self._stall_timeout_s or live.cancelled:
             return False
-        error = _stalled(live.rid, now_s - since_s, self._stall_timeout_s)
+        error = _stall_error(live.rid, now_s - since_s, self._stall_timeout_s)
         live.sink.put(Failed(live.rid, error), now_s)
         return True
 
@@ -315,7 +308,14 @@ def _stalled(self, live: LiveRequest, now_s: float) -> bool:
         return [live for live in self.live_requests() if live.sink.mailbox in closed]
 
 
-def _stalled(rid: str, waited_s: float, limit_s: float) -> StreamStalledError:
+def _overloaded(num_live: int, limit: int) -> EngineOverloadedError:
+    return EngineOverloadedError(
+        f"{num_live} requests are pending, as many as max_pending_requests={limit} allows; try "
+        "again later"
+    )
+
+
+def _stall_error(rid: str, waited_s: float, limit_s: float) -> StreamStalledError:
     return StreamStalledError(
         f"request {rid!r} was cancelled: its output has been waiting for {waited_s:.1f} s, longer "
         f"than stall_timeout_s={limit_s:g}"
