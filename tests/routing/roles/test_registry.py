@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from phalanx.routing.roles.mirror import RoleMirror
 from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.routing.roles.snapshot import ReplicaState, RoleSnapshot
+from phalanx.routing.roles.waiting import NUM_AT_ONCE
 from tests.routing.roles.snapshots import contents, model, replica, snapshot
 
 EMPTY = snapshot().content
@@ -117,6 +118,49 @@ def test_publishing_the_same_wakes_nobody_and_closing_wakes_all():
         published.close()
         assert [(await task).revision for task in waiting] == [0, 0, 0]
         assert (await published.wait(0, None)).revision == 0
+
+    asyncio.run(scenario())
+
+
+def test_waking_many_leaves_turns_to_what_else_the_loop_has_to_do():
+    async def scenario():
+        published = registry()
+        woken: list[int] = []
+
+        async def wait() -> None:
+            await published.wait(0, 60.0)
+            woken.append(turns)
+
+        waiting = [asyncio.create_task(wait()) for _ in range(10 * NUM_AT_ONCE)]
+        await asyncio.sleep(0)
+        assert published.num_waiting == len(waiting)
+        turns = 0
+        published.publish(ONE, 0)
+        while not all(task.done() for task in waiting):
+            await asyncio.sleep(0)
+            turns += 1
+        assert max(woken.count(turn) for turn in set(woken)) == NUM_AT_ONCE
+        assert woken == sorted(woken) and woken[-1] >= 9
+
+    asyncio.run(scenario())
+
+
+def test_who_is_still_to_be_woken_gets_what_was_published_meanwhile():
+    async def scenario():
+        published = registry()
+        waiting = [asyncio.create_task(published.wait(0, None)) for _ in range(3 * NUM_AT_ONCE)]
+        await asyncio.sleep(0)
+        published.publish(ONE, 0)
+        waiting.append(asyncio.create_task(published.wait(1, None)))
+        await asyncio.sleep(0)
+        published.publish(TWO, 1)
+        got = [(await task).revision for task in waiting]
+        assert set(got[NUM_AT_ONCE:]) == {2} and published.num_waiting == 0
+        last = asyncio.create_task(published.wait(2, None))
+        await asyncio.sleep(0)
+        published.publish(ONE, 2)
+        published.close()
+        assert (await last).revision == 3
 
     asyncio.run(scenario())
 
