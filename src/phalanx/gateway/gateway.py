@@ -42,7 +42,7 @@ from phalanx.gateway.openpi import OpenpiAdapter
 from phalanx.gateway.pool import Pool
 from phalanx.gateway.probing import Prober
 from phalanx.gateway.roles.inference_gateway import RoleGatewaySettings
-from phalanx.gateway.roles.job import JobRoles
+from phalanx.gateway.roles.roles import Roles
 from phalanx.gateway.state_file import StateFile, StateKeeper
 from phalanx.gateway.workers import Workers
 from phalanx.routing.endpoint import Endpoint, Scheme
@@ -97,16 +97,15 @@ class Gateway:
         self.router = Router()
         relays: dict[str, Relaying] = {}
         self._http = _http_server(config, self.router, relays, self.pool, clock)
-        self._job = _job_roles(config, relays, clock)
-        if self._job is not None:
-            self._job.add_to(self.router)
+        self.roles = _roles(config, relays, clock)
+        self.roles.add_to(self.router)
         AdminApi(
             self.pool,
             clock,
             self._http.statistics,
             standing=self._standing,
             saved=self._saved,
-            roles=() if self._job is None else self._job.roles,
+            roles=self.roles,
         ).add_to(self.router)
         self._workers = Workers(config.threads)
         OpenpiAdapter(
@@ -160,8 +159,8 @@ class Gateway:
             self._run("state file", self._keeper.run())
         if self._follower is not None:
             self._run("follower", self._follower.run())
-        if self._job is not None:
-            self._run("roles", self._job.run())
+        if self.config.roles is not None:
+            self._run("roles", self.roles.follow())
 
     def stop(self) -> None:
         """Let `wait` return."""
@@ -181,8 +180,7 @@ class Gateway:
         drain_s = self.config.drain_timeout_s if drain_s is None else drain_s
         self._draining = True
         self.pool.close()
-        if self._job is not None:
-            self._job.close()
+        self.roles.close()
         await asyncio.gather(
             self._http.close(drain_s),
             self._grpc.close(drain_s),
@@ -272,7 +270,7 @@ class Gateway:
 
     def _standing(self) -> Standing:
         fault = "" if self._follower is None else self._follower.lost
-        return Standing(self._draining, fault, self.config.lerobot, self._job is not None)
+        return Standing(self._draining, fault, self.config.lerobot, self.roles.known)
 
     async def _saved(self) -> str:
         return "" if self._keeper is None else await self._keeper.saved()
@@ -321,11 +319,10 @@ def _http_server(
     return HttpServer(router, relays, config=served, tls=_http_tls(config), clock=clock)
 
 
-def _job_roles(config: GatewayConfig, relays: dict[str, Relaying], clock: Clock) -> JobRoles | None:
-    if config.control is None:
-        return None
+def _roles(config: GatewayConfig, relays: dict[str, Relaying], clock: Clock) -> Roles:
     settings = RoleGatewaySettings(config.is_open, _http_limits(config))
-    return JobRoles(config.control, config.roles_key, clock, settings, relays)
+    follow = None if config.control is None else (config.control, config.roles_key)
+    return Roles(follow, clock, settings, relays)
 
 
 def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:

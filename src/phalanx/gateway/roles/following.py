@@ -82,6 +82,8 @@ class ControlFollower:
                 try:
                     names = decoded(await self._ask("/v1/roles"), RoleNames).roles
                 except _FAULTS as error:
+                    if _words(error) != self._names_fault and self._names is None:
+                        logger.warning("no role is known: %s", _words(error))
                     self._names_fault = _words(error)
                     self._names_wanted.wake()
                     retry_s = min(retry_s * 2, MAX_RETRY_S)

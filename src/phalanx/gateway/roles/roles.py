@@ -1,0 +1,77 @@
+"""The roles at this gateway: those of a job whose control process is followed, served as they come,
+and those that a program serves which has the gateway in its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from phalanx.clock import Clock
+from phalanx.gateway.gateway_url import GatewayUrl
+from phalanx.gateway.http.front import Relaying
+from phalanx.gateway.http.router import Router
+from phalanx.gateway.roles.board import RoleBoard
+from phalanx.gateway.roles.following import ControlFollower
+from phalanx.gateway.roles.inference_gateway import InferenceGateway, RoleGatewaySettings
+from phalanx.gateway.roles.role_set import RoleSet
+from phalanx.gateway.roles.source import RoleSource
+
+
+class Roles:
+    """`follow` is where the control process is, and its key. The relays of roles are put into
+    `relays`.
+    """
+
+    def __init__(
+        self,
+        follow: tuple[GatewayUrl, str | None] | None,
+        clock: Clock,
+        settings: RoleGatewaySettings,
+        relays: dict[str, Relaying],
+    ) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._follower: ControlFollower | None = None
+        unheard: Callable[[str], str] = _nothing
+        if follow is not None:
+            control, key = follow
+            self._follower = ControlFollower(control, key, clock, self._came)
+            unheard = self._follower.unheard
+        self._set = RoleSet(relays, unheard)
+        self._board = RoleBoard(
+            self._set, lambda: () if self._follower is None else self._follower.events
+        )
+
+    def add_to(self, router: Router) -> None:
+        router.mount(self._set)
+        self._board.add_to(router)
+
+    def serve(self, name: str, source: RoleSource, lost: Callable[[], str] = lambda: "") -> None:
+        """Serve a role from now on, as `source` publishes it; `lost` says why it no longer does."""
+        self._set.add(InferenceGateway(name, source, self._clock, self._settings, lost=lost))
+
+    def __iter__(self) -> Iterator[InferenceGateway]:
+        return iter(self._set)
+
+    async def follow(self) -> None:
+        """Until it is cancelled; returns at once where no control process is followed."""
+        if self._follower is not None:
+            await self._follower.run()
+
+    @property
+    def known(self) -> bool:
+        """Whether there are any, or may be."""
+        return self._follower is not None or bool(self._set.by_name)
+
+    def close(self) -> None:
+        """Answer those who wait for a change."""
+        self._set.close()
+
+    def _came(self, name: str, source: RoleSource) -> None:
+        follower = self._follower
+        assert follower is not None
+        self.serve(name, source, lambda: follower.lost(name))
+
+
+def _nothing(role: str) -> str:
+    return ""
