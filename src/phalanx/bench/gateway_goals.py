@@ -13,6 +13,9 @@ _LIMITS = (
     ("json", "cpu", "sglang-router", 0.5),
     ("binary", "cpu", "nginx", 1.2),
     ("sse", "cpu", "nginx", 1.3),
+    ("role-json", "cpu", "nginx", 1.6),
+    ("role-json", "added", "nginx", 1.6),
+    ("role-sse", "cpu", "nginx", 1.3),
     ("websocket", "added", "nginx", 1.0),
     ("grpc", "cpu", "nginx", 1.3),
 )

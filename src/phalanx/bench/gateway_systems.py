@@ -24,7 +24,15 @@ class Proxy:
     system: BenchmarkedSystem
     program: str
     install: tuple[str, ...]
-    traffic: tuple[str, ...] = ("json", "binary", "sse", "websocket", "grpc")
+    traffic: tuple[str, ...] = (
+        "json",
+        "binary",
+        "sse",
+        "role-json",
+        "role-sse",
+        "websocket",
+        "grpc",
+    )
 
     @property
     def name(self) -> str:

@@ -22,6 +22,8 @@ TRAFFIC = (
     Traffic("json", "1 KB JSON", 2000, 20_000, 32),
     Traffic("binary", "600 KB binary", 400, 2000, 32),
     Traffic("sse", "SSE of 64 events", 200, 1000, 32),
+    Traffic("role-json", "1 KB JSON to a role", 2000, 20_000, 32),
+    Traffic("role-sse", "SSE of 64 events of a role", 200, 1000, 32),
     Traffic("websocket", "600 KB WebSocket frame", 400, 1000, 8),
     Traffic("grpc", "600 KB gRPC", 100, 300, 8),
 )

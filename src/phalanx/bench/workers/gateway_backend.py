@@ -12,6 +12,7 @@ from gateway_traffic import (  # type: ignore[import-not-found]
     ACTION_BYTES,
     NUM_EVENTS,
     PATHS,
+    ROLE,
     answer_frame,
 )
 
@@ -28,7 +29,9 @@ _ANSWERS = {
     b"/health": _response("application/json", b"{}"),
     PATHS["binary"].encode(): _response("application/octet-stream", bytes(ACTION_BYTES)),
 }
-_STREAM = PATHS["sse"].encode()
+_ROLE = f"/{ROLE}".encode()
+"""What a proxy leaves in front of a path that knows nothing of roles."""
+_STREAMS = (PATHS["sse"].encode(), PATHS["role-sse"].encode())
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nserver: backend\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -88,7 +91,7 @@ class _Connection(asyncio.Protocol):
                 return
             self._head = b""
             head = data[:end].lower()
-            self._path = data.split(b" ", 2)[1]
+            self._path = data.split(b" ", 2)[1].removeprefix(_ROLE)
             if b"upgrade: websocket" in head:
                 self._frames = True
                 self._transport.write(_SWITCH % _accept(data[:end]))
@@ -109,7 +112,7 @@ class _Connection(asyncio.Protocol):
     def _write(self, path: bytes) -> None:
         if self._transport.is_closing():
             return
-        if path == _STREAM:
+        if path in _STREAMS:
             self._transport.write(_STREAM_HEAD)
             self._loop.call_soon(self._event, NUM_EVENTS - 1)
         else:

@@ -9,15 +9,20 @@ from background_loop import BackgroundLoop  # type: ignore[import-not-found]
 from command_loop import Message  # type: ignore[import-not-found]
 from gateway_grpc import POLICY  # type: ignore[import-not-found]
 from gateway_proxy_process import HOST, Proxy, serve  # type: ignore[import-not-found]
-from gateway_traffic import KEY, MODEL  # type: ignore[import-not-found]
+from gateway_traffic import KEY, MODEL, ROLE  # type: ignore[import-not-found]
 
 from phalanx import __version__
 from phalanx.gateway.config import Backend, GatewayConfig
 from phalanx.gateway.gateway import Gateway
 from phalanx.heap import keep_freed_memory
+from phalanx.routing.roles.registry import RoleRegistry
+from phalanx.routing.roles.snapshot import ReplicaState, RoleContent, RoleModel, RoleReplica
 from phalanx.routing.snapshot import ServerState
+from phalanx.schema.roles import RoutingSpec, WorkloadType
 
 READY_S = 30.0
+SERVED = "served"
+"""What the engines call the model, so that its name is rewritten."""
 
 
 class OwnProxy:
@@ -49,11 +54,23 @@ class OwnProxy:
         )
         self._gateway = gateway = Gateway(config)
         await gateway.start()
+        gateway.roles.serve(ROLE, RoleRegistry(ROLE, "benchmark", _role(message["ports"])))
         self.port, self.grpc_port = gateway.http_port, gateway.grpc_port
         async with asyncio.timeout(READY_S):
             snapshot = gateway.pool.snapshot
             while any(server.state is not ServerState.READY for server in snapshot.servers):
                 snapshot = await gateway.pool.watch(snapshot.revision, READY_S)
+
+
+def _role(ports: list[int]) -> RoleContent:
+    """One model with a replica a port."""
+    ready = ReplicaState.READY
+    replicas = tuple(
+        RoleReplica(f"{MODEL}/{ordinal}", f"http://{HOST}:{port}", ready)
+        for ordinal, port in enumerate(ports)
+    )
+    model = RoleModel(MODEL, ready, replicas=replicas, served_model_name=SERVED)
+    return RoleContent(WorkloadType.ROLLOUT, RoutingSpec(), (model,))
 
 
 def start(message: Message) -> Proxy:

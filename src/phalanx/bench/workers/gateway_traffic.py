@@ -14,7 +14,15 @@ KEY = "benchmark-key"
 NUM_EVENTS = 64
 OBSERVATION_BYTES = 3 * 224 * 224 * 3 + 148_416
 ACTION_BYTES = 6400
-PATHS = {"json": "/v1/chat/completions", "binary": "/v1/infer", "sse": "/v1/completions"}
+ROLE = "rollout"
+PATHS = {
+    "json": "/v1/chat/completions",
+    "binary": "/v1/infer",
+    "sse": "/v1/completions",
+    "role-json": "/v1/chat/completions",
+    "role-sse": "/generate",
+}
+"""Of a backend; those of a role are the same below its name."""
 _WS_ACTION = 6400
 Scanner = Callable[[bytes], bool]
 
@@ -146,6 +154,8 @@ def _kinds() -> dict[str, Kind]:
         Kind("json", _json(PATHS["json"], stream=False), _with_length),
         Kind("binary", (binary,), _with_length),
         Kind("sse", _json(PATHS["sse"], stream=True), _until(b"0\r\n\r\n")),
+        Kind("role-json", _json(f"/{ROLE}{PATHS['role-json']}", stream=False), _with_length),
+        Kind("role-sse", _json(f"/{ROLE}{PATHS['role-sse']}", stream=True), _until(b"0\r\n\r\n")),
         Kind("websocket", (_masked(observation),), _frames(len(answer_frame())), greeting),
     )
     return {kind.name: kind for kind in found}
