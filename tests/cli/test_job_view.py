@@ -68,8 +68,8 @@ def test_a_row_a_replica():
         )
     )
     assert lines[0] == "mine: http://127.0.0.1:30000, up 60 s"
-    assert lines[2].split() == "rollout student/0 ready 1 7 weights, KV http://127.0.0.1:30".split()
-    assert lines[3].split() == "student/1 sleeping 3 http://127.0.0.1:31 put to sleep".split()
+    assert lines[2].split() == "rollout student/0 ready 1 7 weights, KV 127.0.0.1:30".split()
+    assert lines[3].split() == "student/1 sleeping 3 nothing 127.0.0.1:31 put to sleep".split()
 
 
 @pytest.mark.parametrize("held", [None, ()])
@@ -100,9 +100,9 @@ def event(kind: EventKind, detail: str, **where: str) -> RoleEvent:
 
 def test_an_event_is_a_line():
     moved = event(EventKind.STATE, "dead: killed\nlog", engine_id="student/0")
-    assert event_line(moved).endswith(" rollout/student/0 dead: killed")
+    assert event_line(moved).endswith(" rollout/student/0: dead: killed")
     weights = event(EventKind.WEIGHTS, "7", model="student")
-    assert event_line(weights).endswith(" rollout/student weights 7")
+    assert event_line(weights).endswith(" rollout/student: weights 7")
     assert event_line(event(EventKind.OPERATION, "stopping", role="")).endswith(" stopping")
     assert event_line(event(EventKind.PUBLISHED, "revision 3")) is None
 
@@ -135,7 +135,7 @@ def test_without_a_terminal_there_are_lines_only():
     assert up.refresh_s is None
     up.ready(job(engine(0)))
     first, *rest = out.getvalue().splitlines()
-    assert first.endswith("rollout/student/0 generation started")
+    assert first.endswith("rollout/student/0: generation started")
     assert rest == [
         "phalanx: rollout at http://127.0.0.1:30000/rollout: student (1 ready)",
         "phalanx: mine is up; status page http://127.0.0.1:30000/, logs in /logs",

@@ -46,8 +46,10 @@ def running_job(folder: Path, text: str = TEXT, name: str = "job") -> Iterator[F
     thread.start()
     try:
         job = started.result()
-        yield job
-        job.end()
+        try:
+            yield job
+        finally:
+            job.end()
     finally:
         thread.join()
 
@@ -71,7 +73,7 @@ def test_the_status_is_a_table_or_json(job, run):
     code, out, _ = run("status")
     assert code == 0
     assert out.startswith("job: http://127.0.0.1:")
-    assert re.search(r"^rollout +student/0 +ready +1 +default +weights,", out, re.MULTILINE)
+    assert re.search(r"^rollout +student/0 +ready +1 +default +all ", out, re.MULTILINE)
     assert re.search(r"^genrm +judge/0 +ready +1 ", out, re.MULTILINE)
     code, out, _ = run("status", "--json")
     told = json.loads(out)
@@ -227,14 +229,16 @@ def test_watch_shows_changes_until_the_job_ends(job, monkeypatch):
     def watch() -> None:
         try:
             main(["status", "--watch"])
-        except SystemExit as ended:
-            shown.set_result(ended.code)
+        except BaseException as ended:
+            shown.set_result(ended)
+            out.begun.set()
 
     watching = threading.Thread(target=watch)
     watching.start()
     out.begun.wait()
     job.end()
     watching.join()
-    assert shown.result() == 1
+    assert isinstance(ended := shown.result(), SystemExit)
+    assert ended.code == 1
     assert "student/0" in out.getvalue()
     assert "does not answer" in err.getvalue()

@@ -70,9 +70,8 @@ def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text
     if engine.blocked or held is None:
         memory = "unknown"
     else:
-        memory = ", ".join(
-            _SHORT[tag] for tag in ("weights", "kv_cache", "cuda_graph") if tag in held
-        )
+        parts = [name for tag, name in _SHORT.items() if tag in held]
+        memory = "all" if len(parts) == len(_SHORT) else ", ".join(parts) or "nothing"
     detail = engine.detail if isinstance(engine.detail, str) else ""
     return (
         engine.engine_id,
@@ -80,7 +79,7 @@ def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text
         str(engine.generation),
         engine.weight_version or "",
         memory,
-        engine.base_url or "",
+        (engine.base_url or "").removeprefix("http://"),
         first_line(detail),
     )
 
@@ -94,9 +93,10 @@ def event_line(event: RoleEvent) -> str | None:
     if event.kind is EventKind.PUBLISHED:
         return None
     who = "/".join(filter(None, (event.role, event.engine_id or event.model)))
-    told = event.detail if event.kind is EventKind.STATE else f"{event.kind} {event.detail}"
+    plain = event.kind in (EventKind.STATE, EventKind.OPERATION) or not who
+    told = first_line(event.detail if plain else f"{event.kind} {event.detail}")
     moment = datetime.fromtimestamp(event.wall_s).strftime("%H:%M:%S")
-    return f"{moment} {who} {first_line(told)}" if who else f"{moment} {first_line(event.detail)}"
+    return f"{moment} {who}: {told}" if who else f"{moment} {told}"
 
 
 def first_line(text: str) -> str:

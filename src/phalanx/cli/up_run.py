@@ -42,7 +42,7 @@ def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
     runs = RunDirectory()
     with runs.claim(name) as file:
         given = job.log.directory
-        directory = runs.log_directory(name) if given is None else Path(given)
+        directory = runs.fresh_log_directory(name) if given is None else Path(given)
         _log_to(directory / CONTROL_LOG, job.log.level)
         place = JobPlace(name, file, config, directory)
         return asyncio.run(_run(job, place, detached=detached))

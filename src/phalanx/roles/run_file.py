@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,9 +50,17 @@ class RunDirectory:
     def __init__(self, path: Path | None = None) -> None:
         self._path = settings.cache_dir() / "run" if path is None else path
 
-    def log_directory(self, name: str) -> Path:
-        """Where the processes of job `name` log unless they are told otherwise."""
-        return self._path / f"{name}.logs"
+    def fresh_log_directory(self, name: str) -> Path:
+        """Where the processes of the job of this name log, once it is claimed; what the one before
+        has logged is kept beside it, with `.old` at its end.
+        """
+        directory = self._path / f"{name}.logs"
+        before = directory.with_suffix(".logs.old")
+        if directory.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            directory.rename(before)
+        directory.mkdir()
+        return directory
 
     @contextmanager
     def claim(self, name: str) -> Iterator[RunFile]:

@@ -113,5 +113,15 @@ def test_a_killed_process_leaves_a_file_that_means_nothing(tmp_path):
         assert not Path(folder, "job.json").exists()
 
 
+def test_logs_of_the_job_before_are_kept_apart(jobs):
+    with jobs.claim("job"):
+        for number in range(3):
+            directory = jobs.fresh_log_directory("job")
+            assert not list(directory.iterdir())
+            (directory / f"{number}.log").touch()
+        old = directory.with_name("job.logs.old")
+        assert [path.name for path in old.iterdir()] == ["1.log"]
+
+
 def test_nobody_is_waited_for_where_there_was_no_job(jobs):
     jobs.wait_for_end("never")
