@@ -68,6 +68,7 @@ class GrpcFront:
         self._connections: set[ServerConnection] = set()
         self._emptied = asyncio.Event()
         self._listening: asyncio.Server | None = None
+        self._closing = False
 
     def add(self, service: Service) -> None:
         """Serve it to those callers that `keys` let in."""
@@ -89,6 +90,7 @@ class GrpcFront:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, let those that run end for `drain_s` seconds, then cancel them."""
+        self._closing = True
         if self._listening is not None:
             self._listening.close()
         for connection in list(self._connections):
@@ -101,6 +103,17 @@ class GrpcFront:
         except TimeoutError:
             for connection in list(self._connections):
                 connection.cut()
+
+    def opened(self, connection: ServerConnection) -> None:
+        """It was made, perhaps when the port had closed already."""
+        self._connections.add(connection)
+        if self._closing:
+            connection.leave()
+
+    def closed(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
 
     async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -120,15 +133,9 @@ class GrpcFront:
             self._door,
             max_message_bytes=self._limits.max_message_bytes,
             limits=self._limits.http2,
-            closed=self._closed,
+            port=self,
         )
-        self._connections.add(connection)
         return connection.protocol
-
-    def _closed(self, connection: ServerConnection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
-            self._emptied.set()
 
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 from phalanx.gateway.grpc.request_head import RequestHead, read_head
 from phalanx.gateway.grpc.server_call import ServerCall, refuse, refuse_method
@@ -18,8 +19,16 @@ _NUM_HEADS = 16
 _ROLE = Role(client=False, quiet_s=20.0, answer_s=10.0, idle_pings=True)
 
 
+class Port(Protocol):
+    """Where connections come in."""
+
+    def opened(self, connection: ServerConnection) -> None: ...
+
+    def closed(self, connection: ServerConnection) -> None: ...
+
+
 class ServerConnection:
-    """Owns a `Connection`, `protocol`. `closed` is called when it is over."""
+    """Owns a `Connection`, `protocol`, and tells its port when that begins and is over."""
 
     def __init__(
         self,
@@ -28,14 +37,14 @@ class ServerConnection:
         *,
         max_message_bytes: int,
         limits: Http2Limits,
-        closed: Callable[[ServerConnection], None],
+        port: Port,
     ) -> None:
         self.peer = ""
         self.max_message_bytes = max_message_bytes
         self.protocol = Connection(_ROLE, limits, self)
         self._methods = methods
         self._door = door
-        self._closed = closed
+        self._port = port
         self._calls: set[ServerCall] = set()
         self._heads: dict[Headers, RequestHead] = {}
 
@@ -56,6 +65,7 @@ class ServerConnection:
 
     def made(self, transport: asyncio.Transport) -> None:
         self.peer = _peer_of(transport)
+        self._port.opened(self)
 
     def ready(self) -> None: ...
 
@@ -86,7 +96,7 @@ class ServerConnection:
         return head
 
     def lost(self, words: str) -> None:
-        self._closed(self)
+        self._port.closed(self)
 
 
 def _peer_of(transport: asyncio.Transport) -> str:
