@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from phalanx.bench.discovery import discovery
 from phalanx.bench.dispatch import dispatch
 from phalanx.bench.gateway import gateway
 from phalanx.bench.generate import generate
@@ -16,3 +17,4 @@ bench_app.command("dispatch")(dispatch)
 bench_app.command("policy")(policy)
 bench_app.command("step")(step)
 bench_app.command("gateway")(gateway)
+bench_app.command("discovery")(discovery)
