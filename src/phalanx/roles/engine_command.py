@@ -79,7 +79,9 @@ SGLANG_OWN: Mapping[str, str] = {
     "dist_init_addr": _LAUNCHER,
 }
 BOOTSTRAP_PORT = "bootstrap_port"
-_SIZES = ("tp", "tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size", "dp_size")
+_TP_NAMES = ("tp", "tp_size", "tensor_parallel_size")
+_PP_NAMES = ("pp", "pp_size", "pipeline_parallel_size")
+_DP_NAMES = ("dp", "dp_size", "data_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,10 @@ def _sglang_flags(
     plain.setdefault("enable_memory_saver", True)
     if model.weight_source is WeightSource.STATIC:
         plain.setdefault("enable_weights_cpu_backup", True)
-    if group.ranks_per_replica > 1 and not any(size in plain for size in _SIZES):
-        plain["tp_size"] = group.ranks_per_replica
+    if not any(name in plain for name in _TP_NAMES):
+        ranks = _tensor_parallel_ranks(launch, plain)
+        if ranks > 1:
+            plain["tp_size"] = ranks
     flags = ["--model-path", os.path.expanduser(model.model_path)]
     flags += ["--host", address.host, "--port", str(address.port)]
     flags += ["--served-model-name", model.public_name]
@@ -211,6 +215,32 @@ def _sglang_flags(
         _refuse_own(launch, name, SGLANG_OWN)
         flags += _flag(name, value, None)
     return flags
+
+
+def _tensor_parallel_ranks(launch: ReplicaLaunch, options: Mapping[str, object]) -> int:
+    """What pipeline stages and copies leave of the ranks. Attention that is data-parallel shares
+    the ranks of the rest of the model.
+    """
+    parts = _size(launch, options, _PP_NAMES)
+    if not options.get("enable_dp_attention"):
+        parts *= _size(launch, options, _DP_NAMES)
+    ranks = launch.group.ranks_per_replica
+    if ranks % parts:
+        raise ConfigurationError(
+            f"model {launch.model.name!r}: ranks_per_replica={ranks} cannot be cut into {parts}"
+            " equal parts, as pp_size and dp_size ask for"
+        )
+    return ranks // parts
+
+
+def _size(launch: ReplicaLaunch, options: Mapping[str, object], names: tuple[str, ...]) -> int:
+    given = next((options[name] for name in names if options.get(name) is not None), 1)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigurationError(
+            f"model {launch.model.name!r}: engine_args.{names[1]}={given!r} must be a whole number"
+            " from 1 on"
+        )
+    return given
 
 
 def _flag(name: str, value: object, separator: str | None) -> list[str]:
