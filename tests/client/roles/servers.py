@@ -190,10 +190,15 @@ class FakeGateway(FakeServer):
     """Discovery of one role over HTTP as a gateway serves it, and `forward` for everything else."""
 
     def __init__(
-        self, of: RoleContent | None = None, *, epoch: str = "e1", key: str | None = None
+        self,
+        of: RoleContent | None = None,
+        *,
+        role: str = "teacher",
+        epoch: str = "e1",
+        key: str | None = None,
     ) -> None:
         super().__init__(self._served)
-        self.registry = RoleRegistry("teacher", epoch, of or content())
+        self.registry = RoleRegistry(role, epoch, of or content())
         self.documents = EncodedDocuments()
         self.key = key
         self.forward: Behaviour = echo
@@ -202,7 +207,7 @@ class FakeGateway(FakeServer):
 
     @property
     def role_url(self) -> str:
-        return f"{self.url}/teacher"
+        return f"{self.url}/{self.registry.role}"
 
     def publish(self, of: RoleContent) -> None:
         assert self.registry.publish(of, self.registry.snapshot.revision)
@@ -212,7 +217,7 @@ class FakeGateway(FakeServer):
 
     def start_anew(self, epoch: str, of: RoleContent) -> None:
         """As after a restart: another epoch, and revisions from the beginning."""
-        old, self.registry = self.registry, RoleRegistry("teacher", epoch, of)
+        old, self.registry = self.registry, RoleRegistry(self.registry.role, epoch, of)
         old.close()
 
     async def stop(self) -> None:
@@ -222,7 +227,7 @@ class FakeGateway(FakeServer):
     async def _served(self, request: Request) -> None:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             request.answer({"error": {"message": "show the key"}}, 401)
-        elif request.path != "/teacher/engines":
+        elif request.path != f"/{self.registry.role}/engines":
             await self.forward(request)
         elif self.fault is not None:
             await self.fault(request)
