@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from phalanx.roles.child_process import ChildProcess, Command, ProcessHost
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.engine_command import ListenAddress
 from phalanx.roles.ports import ReservedPort
-from phalanx.roles.sglang_router import SGLangRouter
+from phalanx.roles.sglang_router import DROPPED_FIELDS, SGLangRouter
 from phalanx.schema.roles import InferenceModelSpec, RoutingPolicy
 
+logger = logging.getLogger(__name__)
 _PAUSE_S = 0.05
 _STOP_GRACE_S = 5.0
 POLICIES = {RoutingPolicy.LEAST_IN_FLIGHT: "round_robin", RoutingPolicy.AFFINITY: "manual"}
@@ -57,6 +59,13 @@ class RouterStarter:
         """Returns when it answers. Raises `EngineCallError` where it does not, or
         `ConfigurationError` where it cannot be started, and then leaves nothing behind.
         """
+        logger.warning(
+            "requests to model %r of role %r go through sglang-router, which passes on only the "
+            "fields that it knows: not %s, for example; with route_mode direct all of them arrive",
+            model.name,
+            role,
+            ", ".join(DROPPED_FIELDS["/generate"][:3]),
+        )
         if model.router_url is not None:
             router = SGLangRouter(
                 model.router_url, register_timeout_s=self._settings.register_timeout_s

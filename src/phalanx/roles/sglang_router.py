@@ -52,14 +52,22 @@ class SGLangRouter:
     """The router at `url`, which is closed where `host` has started it."""
 
     def __init__(
-        self, url: str, *, register_timeout_s: float = 60.0, host: ProcessHost | None = None
+        self,
+        url: str,
+        *,
+        register_timeout_s: float = 60.0,
+        host: ProcessHost | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._url = base_url(url)
         self._timeout_s = register_timeout_s
         self._host = host
         self._registering: dict[str, str] = {}
         self._client = httpx.AsyncClient(
-            verify=self._url.startswith("https:"), trust_env=False, timeout=_CALL_TIMEOUT_S
+            verify=self._url.startswith("https:"),
+            trust_env=False,
+            timeout=_CALL_TIMEOUT_S,
+            transport=transport,
         )
 
     @property
