@@ -50,9 +50,11 @@ class SGLangDialect:
 
 
 class WeightsDialect(SGLangDialect):
-    """The routes for weights, which say whether they succeeded."""
+    """The routes for weights, which say that they did not succeed where nothing has changed."""
 
     def body(self, error: PhalanxError, failure: Failure) -> bytes:
+        if failure.status >= 500:
+            return super().body(error, failure)
         return result_body(str(error), success=False)
 
 

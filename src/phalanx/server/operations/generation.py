@@ -9,18 +9,25 @@ from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.server.lifecycle import Lifecycle
 from phalanx.server.live import LiveRequests
 from phalanx.server.operations.quiescence import Quiescence
+from phalanx.server.operations.undertakings import Undertakings
 
 
 class GenerationOperations:
     """Each may be asked for any number of times; what is done already changes nothing."""
 
     def __init__(
-        self, engine: Engine, live: LiveRequests, lifecycle: Lifecycle, quiescence: Quiescence
+        self,
+        engine: Engine,
+        live: LiveRequests,
+        lifecycle: Lifecycle,
+        quiescence: Quiescence,
+        undertakings: Undertakings,
     ) -> None:
         self._engine = engine
         self._live = live
         self._lifecycle = lifecycle
         self._quiescence = quiescence
+        self._undertakings = undertakings
 
     @property
     def paused(self) -> bool:
@@ -28,8 +35,7 @@ class GenerationOperations:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when it is done, with `ABORT` when the running requests have ended."""
-        await asyncio.to_thread(self._engine.control, Pause(mode))
-        self._quiescence.note_pause(mode)
+        await self._undertakings.done(self._pause(mode))
 
     async def pause_when_idle(self) -> None:
         """Let the running requests end first; new ones wait from now on."""
@@ -39,6 +45,13 @@ class GenerationOperations:
                 await self.pause(PauseMode.IN_PLACE)
 
     async def go_on(self) -> None:
+        await self._undertakings.done(self._go_on())
+
+    async def _pause(self, mode: PauseMode) -> None:
+        await asyncio.to_thread(self._engine.control, Pause(mode))
+        self._quiescence.note_pause(mode)
+
+    async def _go_on(self) -> None:
         await asyncio.to_thread(self._engine.control, Continue())
         self._quiescence.note_continue()
 

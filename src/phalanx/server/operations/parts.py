@@ -10,6 +10,7 @@ from phalanx.server.live import LiveRequests
 from phalanx.server.operations.generation import GenerationOperations
 from phalanx.server.operations.memory import MemoryOperations
 from phalanx.server.operations.quiescence import Quiescence
+from phalanx.server.operations.undertakings import Undertakings
 from phalanx.server.operations.weights import WeightOperations
 
 
@@ -26,9 +27,9 @@ def create_operations(
     engine: Engine, live: LiveRequests, lifecycle: Lifecycle, *, takes_weights: bool
 ) -> Operations:
     """Those on `engine`, whose requests are `live`."""
-    quiescence = Quiescence(lifecycle)
+    quiescence, undertakings = Quiescence(lifecycle), Undertakings()
     return Operations(
-        GenerationOperations(engine, live, lifecycle, quiescence),
-        MemoryOperations(engine, quiescence),
-        WeightOperations(engine, live, quiescence, dynamic=takes_weights),
+        GenerationOperations(engine, live, lifecycle, quiescence, undertakings),
+        MemoryOperations(engine, quiescence, undertakings),
+        WeightOperations(engine, live, quiescence, undertakings, dynamic=takes_weights),
     )

@@ -30,6 +30,7 @@ from phalanx.schema.control import (
 )
 from phalanx.server.live import LiveRequests
 from phalanx.server.operations.quiescence import Quiescence
+from phalanx.server.operations.undertakings import Undertakings
 from phalanx.wire.sglang.weights import MOST_NUMBERS
 
 if TYPE_CHECKING:
@@ -42,11 +43,18 @@ class WeightOperations:
     """`dynamic` False: the checkpoint's weights are served, and all others refused."""
 
     def __init__(
-        self, engine: Engine, live: LiveRequests, quiescence: Quiescence, *, dynamic: bool
+        self,
+        engine: Engine,
+        live: LiveRequests,
+        quiescence: Quiescence,
+        undertakings: Undertakings,
+        *,
+        dynamic: bool,
     ) -> None:
         self._engine = engine
         self._live = live
         self._quiescence = quiescence
+        self._undertakings = undertakings
         self._dynamic = dynamic
         self.replaced = False
         """Whether other weights than the checkpoint's have been put in."""
@@ -110,8 +118,14 @@ class WeightOperations:
     async def begin(self) -> None:
         """Updates until `end` belong together: no request sees a part of them."""
         self.check_dynamic()
+        had_begun = self._quiescence.in_session
         self._quiescence.open_session()
-        await self._quiescence.settled()
+        try:
+            await self._quiescence.settled()
+        except asyncio.CancelledError:
+            if not had_begun:  # whoever began it has left
+                self._quiescence.close_session()
+            raise
 
     async def end(self, version: str | None) -> bool:
         """Let requests in again; False where nothing had begun."""
@@ -166,6 +180,9 @@ class WeightOperations:
             yield
 
     async def _applied(self, op: ControlOp) -> None:
+        await self._undertakings.done(self._apply(op))
+
+    async def _apply(self, op: ControlOp) -> None:
         if not await asyncio.to_thread(self._engine.control, op):
             raise InvalidRequestError(
                 f"the engine refused {type(op).__name__} in the state that it is in; nothing has "

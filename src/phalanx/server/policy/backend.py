@@ -21,11 +21,14 @@ class Backend(Protocol):
     """Answers the calls of `robot.inference.v1.ModelInference`."""
 
     async def infer(self, head: RequestHead, data: bytes) -> bytes:
-        """The response to the request `data`, whose head has been read."""
+        """The response to the request `data`, whose head has been read. In the server's loop."""
         ...
 
     def healthy(self, model_name: str) -> bool:
-        """Whether requests for the model (an empty name: the one that there is) are answered."""
+        """Whether requests for the model (an empty name: the one that there is) are answered.
+
+        Asked on another thread than the server's: it looks, and waits for nothing.
+        """
         ...
 
 

@@ -1,11 +1,12 @@
 """The gRPC port of a policy server: `robot.inference.v1.ModelInference` over raw messages.
 
-Every call is answered in the server's event loop, which nothing heavy runs in, so that health is
-told at once however busy the model is.
+The port has a thread and an event loop of its own, so that health is told at once however busy the
+model is, or the server. Actions are computed in the server's loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from types import TracebackType
@@ -19,6 +20,7 @@ from phalanx.errors import ConfigurationError, PhalanxError
 from phalanx.log import request_context
 from phalanx.schema.server_config import POLICY_PORT, ServerConfig
 from phalanx.server.policy.backend import Backend
+from phalanx.server.policy.door_thread import DoorThread
 from phalanx.server.policy.failures import UnauthenticatedError
 from phalanx.server.policy.statuses import REFUSAL, status_of
 from phalanx.server.tls import Tls
@@ -35,6 +37,7 @@ from phalanx.wire.robot_inference import (
 logger = logging.getLogger("phalanx.server.access")
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+Server = grpc.aio.Server
 STOP_GRACE_S = 0.5
 """For answers that are on their way when everything has been drained."""
 MAX_DETAIL = 2000
@@ -43,7 +46,9 @@ MAX_ID_LENGTH = 128
 
 
 class GrpcDoor:
-    """Listens when built, answers inside `async with`; `backend` can be exchanged."""
+    """Listens when built, on the server's event loop; answers inside `async with`, which ends its
+    thread. `backend` can be exchanged.
+    """
 
     def __init__(
         self, config: ServerConfig, backend: Backend, clock: Clock, tls: Tls | None = None
@@ -54,25 +59,20 @@ class GrpcDoor:
         self._log = config.access_log
         key = config.api_key
         self._authorization = None if key is None else f"Bearer {key}".encode()
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", config.max_message_bytes),
-                # Gateways and robots may ask as often as they like whether this host is there.
-                ("grpc.http2.max_ping_strikes", 0),
-                ("grpc.keepalive_permit_without_calls", 1),
-            )
-        )
-        self._server.add_generic_rpc_handlers((self._service(),))
-        self.address = self._bind(config, tls)
+        self._servers_loop = asyncio.get_running_loop()
+        self._thread = DoorThread("phalanx-grpc")
+        try:
+            self._server, self.address = self._thread.wait_for(self._listening(config, tls))
+        except ConfigurationError:
+            self._thread.close()
+            raise
 
     def lead_to(self, backend: Backend) -> None:
         """Let `backend` answer from now on."""
         self._backend = backend
 
     async def __aenter__(self) -> Self:
-        await self._server.start()
+        await self._thread.run(self._server.start())
         return self
 
     async def __aexit__(
@@ -81,7 +81,10 @@ class GrpcDoor:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._server.stop(STOP_GRACE_S)
+        await self._thread.run(self._server.stop(STOP_GRACE_S))
+        self._thread.close()
+
+    # The rest runs in the door's thread.
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         started_s = self._clock.monotonic_s()
@@ -90,7 +93,7 @@ class GrpcDoor:
             self._check_key(context)
             head = peek(data)
             with request_context(_shown(head.request_id)):
-                answer = await self._backend.infer(head, data)
+                answer = await self._computed(head, data)
             code, why = "OK", ""
             return answer
         except PhalanxError as error:
@@ -109,6 +112,11 @@ class GrpcDoor:
                     context.peer(),
                     f" why={why[:MAX_DETAIL]}" if why else "",
                 )
+
+    async def _computed(self, head: RequestHead, data: bytes) -> bytes:
+        """The policy's answer; who leaves meanwhile cancels it."""
+        work = self._backend.infer(head, data)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._servers_loop))
 
     async def _health(self, data: bytes, context: Context) -> bytes:
         try:
@@ -136,11 +144,23 @@ class GrpcDoor:
                 "send the server's key as the metadata `authorization: Bearer KEY`"
             )
 
-    def _bind(self, config: ServerConfig, tls: Tls | None) -> str:
+    async def _listening(self, config: ServerConfig, tls: Tls | None) -> tuple[Server, str]:
+        """A server that listens, and where."""
+        server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", config.max_message_bytes),
+                # Gateways and robots may ask as often as they like whether this host is there.
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+            )
+        )
+        server.add_generic_rpc_handlers((self._service(),))
         host = f"[{config.host}]" if ":" in config.host else config.host
         port = POLICY_PORT if config.port is None else config.port
         try:
-            bound = self._open(f"{host}:{port}", tls)
+            bound = _open(server, f"{host}:{port}", tls)
         except RuntimeError:
             bound = 0
         if not bound:
@@ -148,13 +168,14 @@ class GrpcDoor:
                 f"cannot listen on host={config.host!r} port={port}: it is in use or not an "
                 "address of this machine; choose another port, or 0 for a free one"
             )
-        return f"{host}:{bound}"
+        return server, f"{host}:{bound}"
 
-    def _open(self, address: str, tls: Tls | None) -> int:
-        if tls is None:
-            return int(self._server.add_insecure_port(address))
-        credentials = grpc.ssl_server_credentials(((tls.key, tls.cert),))
-        return int(self._server.add_secure_port(address, credentials))
+
+def _open(server: Server, address: str, tls: Tls | None) -> int:
+    if tls is None:
+        return int(server.add_insecure_port(address))
+    credentials = grpc.ssl_server_credentials(((tls.key, tls.cert),))
+    return int(server.add_secure_port(address, credentials))
 
 
 async def _refuse(context: Context, error: PhalanxError) -> NoReturn:

@@ -1,5 +1,5 @@
 """One policy server: the ports open, the engine loads and is warmed up, robots are answered, a stop
-drains. Everything here belongs to one event loop.
+drains. Everything here belongs to one event loop, but for the gRPC port's own.
 """
 
 from __future__ import annotations
