@@ -71,40 +71,54 @@ class ReplicaMaker:
                 await self._lifecycle.admit(replica)
 
     async def take_down(self, slot: Slot, replica: Replica, reason: str, grace_s: float) -> bool:
-        """Out of the router, and stopped: False where its processes are not known to be gone, so
-        that it stays among the slot's remains.
+        """Stopped, and out of the router: False where either is not certain, so that it stays among
+        the slot's remains. Any number of times.
         """
-        if replica not in slot.remains:
-            slot.remains.append(replica)
         if replica.is_alive:
             replica.lose(reason)
+        if replica not in slot.remains and not replica.is_gone:
+            slot.remains.append(replica)
         watches = tuple(replica.tasks)
         for task in watches:
             task.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
+        problems = [await self._unroute(replica), await self._stop(replica, grace_s)]
+        if any(problems):
+            replica.block("; ".join(filter(None, problems)))
+            return False
+        replica.unblock()
+        if replica in slot.remains:
+            slot.remains.remove(replica)
+            await _close(replica)
+        return True
+
+    async def _unroute(self, replica: Replica) -> str:
+        """What is wrong, or nothing."""
         try:
             await self._router.remove(replica, Deadline(CALL_TIMEOUT_S))
         except EngineCallError as error:
-            # A router takes out by itself what does not answer.
-            self._tell(replica, EventKind.FAILED, str(error))
+            return str(error)
+        return ""
+
+    async def _stop(self, replica: Replica, grace_s: float) -> str:
+        """What is wrong, or nothing."""
+        if replica.is_stopped:
+            return ""
+        limit_s = grace_s + STOP_TIMEOUT_S
         try:
-            async with asyncio.timeout(grace_s + STOP_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 await replica.handle.stop(grace_s)
         except (TimeoutError, OSError, PhalanxError) as error:
-            words = str(error) or f"it still runs {grace_s + STOP_TIMEOUT_S:g} s later"
-            replica.block(f"its processes could not be stopped: {words}")
-            return False
+            words = str(error) or f"they still run {limit_s:g} s later"
+            return f"its processes could not be stopped: {words}"
         replica.is_stopped = True
         replica.residency = Residency(frozenset())
-        replica.unblock()
-        slot.remains.remove(replica)
-        await _close(replica)
-        return True
+        return ""
 
     async def _clear(self, slot: Slot) -> None:
         """Raises where something of an earlier generation is left, which may hold memory."""
         old = slot.replica
-        if old is not None and not old.is_stopped and old not in slot.remains:
+        if old is not None and not old.is_gone and old not in slot.remains:
             slot.remains.append(old)
         for replica in tuple(slot.remains):
             if not await self.take_down(slot, replica, "it is replaced", 0.0):

@@ -133,7 +133,7 @@ class ModelPool:
     async def clear(self, slot: Slot, reason: str, grace_s: float = 0.0) -> None:
         """Stop whatever stands there and leave the slot empty. Raises as `remove` does."""
         left = [*slot.remains]
-        if slot.replica is not None and slot.replica not in left and not slot.replica.is_stopped:
+        if slot.replica is not None and slot.replica not in left and not slot.replica.is_gone:
             left.append(slot.replica)
         gone = [await self.maker.take_down(slot, each, reason, grace_s) for each in left]
         if all(gone):

@@ -43,7 +43,7 @@ class Recovery:
     async def bury(self, slot: Slot) -> None:
         """Stop what is left of the dead. Raises where its processes are not known to be gone."""
         dead = slot.replica
-        if dead is None or dead.is_alive or dead.is_stopped:
+        if dead is None or dead.is_alive or dead.is_gone:
             return
         gone = await self._maker.take_down(slot, dead, "", 0.0)
         self._role.publish()

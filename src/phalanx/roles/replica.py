@@ -76,6 +76,11 @@ class Replica:
         return self.state is not ReplicaState.DEAD
 
     @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it, neither a process nor an entry in a router."""
+        return self.is_stopped and not self.routed
+
+    @property
     def is_asked(self) -> bool:
         """Whether operations may ask its engine for anything."""
         return self.is_alive and not self.blocked

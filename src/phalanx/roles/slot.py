@@ -11,10 +11,9 @@ from phalanx.roles.replica import Replica
 
 @dataclass(eq=False)
 class Slot:
-    """`replica` is the published one. `remains` never were, or are no more, and their processes are
-    not known to be gone: nothing is started here before they are. `generation` counts the starts.
-    `revival` brings up the next generation of a dead one. `restart`: an operator wants that with the
-    next wake.
+    """`replica` is the published one. `remains` are not known to be gone altogether: nothing is
+    started here before they are. `generation` counts the starts. `revival` brings up the next one
+    after a death. `restart`: that is wanted with the next wake, whatever the model says.
     """
 
     engine_id: str
@@ -33,7 +32,8 @@ class Slot:
     @property
     def is_free(self) -> bool:
         """Whether nothing is left here that holds anything."""
-        return not self.remains and (self.replica is None or self.replica.is_stopped)
+        left = [*self.remains, *([self.replica] if self.replica else [])]
+        return all(replica.is_stopped for replica in left)
 
     @property
     def is_revived(self) -> bool:
@@ -41,10 +41,12 @@ class Slot:
 
     def holds(self) -> frozenset[Tag] | None:
         """What is held here; None where nobody is certain."""
+        if self.is_free:
+            return frozenset()
         replica = self.replica
-        if self.remains or replica is None or not replica.is_alive:
-            return frozenset() if self.is_free else None
-        return replica.residency.held if replica.residency.is_certain else None
+        if replica is None or not replica.is_alive or not replica.residency.is_certain:
+            return None
+        return replica.residency.held
 
     async def end_revival(self) -> None:
         """What it had begun is taken down when this returns."""

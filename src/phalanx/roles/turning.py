@@ -116,6 +116,7 @@ async def _to_sleep(pool: ModelPool, slot: Slot) -> None:
     replica = slot.replica
     if replica is None or replica.state is ReplicaState.STARTING:
         # One that never served has nothing to keep, and no way to sleep.
+        slot.restart = True
         await pool.clear(slot, "it was put to sleep before it served")
     elif not replica.is_alive:
         await pool.recovery.bury(slot)

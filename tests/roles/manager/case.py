@@ -66,6 +66,7 @@ class Case:
         )
         self.snapshots: list[RoleSnapshot] = [self.registry.snapshot]
         self.registry.listen(self.snapshots.append)
+        self.violations: list[str] = []
         self.registry.listen(self._check)
 
     @property
@@ -104,6 +105,14 @@ class Case:
             await self.registry.wait(self.revision, None)
 
     def _check(self, snapshot: RoleSnapshot) -> None:
+        try:
+            self._check_eligible(snapshot)
+        except AssertionError as error:
+            # Whoever publishes may be in a course of steps that survives this.
+            self.violations.append(str(error))
+            raise
+
+    def _check_eligible(self, snapshot: RoleSnapshot) -> None:
         for each in snapshot.content.models:
             router = self.world.routers.get(each.name)
             if each.state is ReplicaState.READY:
