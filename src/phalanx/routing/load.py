@@ -132,19 +132,18 @@ class InFlight(Generic[ServerT]):
         """
         chosen: ServerT | None = None
         best: _Account | None = None
+        least = turn = 0
         accounts = self._accounts
         for server in candidates:
-            account = accounts.get(server.server_id)
+            server_id = server.server_id
+            account = accounts.get(server_id)
             if account is None:
-                account = accounts[server.server_id] = _Account(self._first_turn())
-            if server.server_id in exclude:
+                account = accounts[server_id] = _Account(self._first_turn())
+            if exclude and server_id in exclude:
                 continue
-            if (
-                best is None
-                or account.num_in_flight < best.num_in_flight
-                or (account.num_in_flight == best.num_in_flight and account.turn < best.turn)
-            ):
-                chosen, best = server, account
+            num = account.num_in_flight
+            if best is None or num < least or (num == least and account.turn < turn):
+                chosen, best, least, turn = server, account, num, account.turn
         if chosen is None or best is None:
             raise NoServerError(
                 "every server that could take this request has been tried; send it again later",

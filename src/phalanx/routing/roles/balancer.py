@@ -12,10 +12,11 @@ from phalanx.errors import NoServerError
 from phalanx.routing.load import InFlight, Ticket
 from phalanx.routing.resolver import RETRY_AFTER_S
 from phalanx.routing.roles.affinity import Affinity
-from phalanx.routing.roles.resolver import RoleSelector, RouterTarget, resolve
+from phalanx.routing.roles.resolver import RoleSelector, RoleTarget, RouterTarget, resolve
 from phalanx.routing.roles.snapshot import RoleModel, RoleReplica, RoleSnapshot
 from phalanx.schema.roles import RoutingPolicy
 
+_MAX_RESOLVED = 1024
 RoleServer = RoleReplica | RouterTarget
 """What a request is sent to; both have `server_id` and `base_url`."""
 
@@ -30,6 +31,8 @@ class RoleBalancer:
         self.load: InFlight[RoleServer] = InFlight(clock, self._idle, first_turn)
         self._affinity = Affinity()
         self._present: frozenset[str] = frozenset()
+        self._resolved: tuple[RoleSnapshot | None, dict[tuple[RoleSelector, bool], RoleTarget]]
+        self._resolved = None, {}
 
     def acquire(
         self,
@@ -46,7 +49,7 @@ class RoleBalancer:
         by the other policy. `exclude` are `server_id`s that were tried. Raises as `resolve` does, and
         `NoServerError` where all were tried. The caller releases the ticket whatever happens.
         """
-        target = resolve(snapshot, selector, direct=direct)
+        target = self._target(snapshot, selector, direct=direct)
         choices: tuple[RoleServer, ...]
         if isinstance(target, RouterTarget):
             choices = (target,)
@@ -71,6 +74,22 @@ class RoleBalancer:
         for server_id in gone - self._present:
             if self.load.count(server_id) == 0:
                 self.load.forget(server_id)
+
+    def _target(
+        self, snapshot: RoleSnapshot, selector: RoleSelector, *, direct: bool
+    ) -> RoleTarget:
+        """As `resolve`, which is asked the same of one snapshot again and again."""
+        resolved_of, resolved = self._resolved
+        if resolved_of is not snapshot:
+            resolved = {}
+            self._resolved = snapshot, resolved
+        key = selector, direct
+        target = resolved.get(key)
+        if target is None:
+            target = resolve(snapshot, selector, direct=direct)
+            if len(resolved) < _MAX_RESOLVED:  # there are as many keys as route keys
+                resolved[key] = target
+        return target
 
     def _idle(self, server_id: str) -> None:
         if server_id not in self._present:

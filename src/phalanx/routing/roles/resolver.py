@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx.errors import RoleNotReadyError, UnknownModelError
 from phalanx.routing.roles.snapshot import (
@@ -22,18 +22,18 @@ RETRY_AFTER_S = 1
 LONG_RETRY_AFTER_S = 5
 """For what takes longer than a moment: an engine that sleeps, loads or has to be started again."""
 _MAX_LISTED = 8
+_READY, _BY_ROUTER = ReplicaState.READY, RouteMode.SGLANG_ROUTER
+"""Looked up once, for each request asks."""
 
 
-@dataclass(frozen=True)
-class RoleSelector:
+class RoleSelector(NamedTuple):
     """What a request says of where it wants to go: a model or alias, else a route key, else nothing."""
 
     model: str | None = None
     route_key: str | None = None
 
 
-@dataclass(frozen=True)
-class RouterTarget:
+class RouterTarget(NamedTuple):
     """The model's router, which chooses among its replicas itself."""
 
     model: RoleModel
@@ -49,8 +49,7 @@ class RouterTarget:
         return self.url
 
 
-@dataclass(frozen=True)
-class ReplicaTarget:
+class ReplicaTarget(NamedTuple):
     """Replicas of which any may get the request; at least one, each with a `base_url`."""
 
     model: RoleModel
@@ -88,16 +87,13 @@ def resolve(snapshot: RoleSnapshot, selector: RoleSelector, *, direct: bool) -> 
     Raises as `choose_model` does, and `RoleNotReadyError` where the model takes no requests now.
     """
     model = choose_model(snapshot, selector)
-    exposed = snapshot.content.expose_engine_urls
-    if model.state is ReplicaState.READY:
-        if model.route_mode is RouteMode.SGLANG_ROUTER:
-            if model.router_url is not None and (exposed or not direct):
+    if model.state is _READY:
+        exposed = not direct or snapshot.content.expose_engine_urls
+        if model.route_mode is _BY_ROUTER:
+            if exposed and model.router_url is not None:
                 return RouterTarget(model, model.router_url)
-        elif not direct:
-            if model.serving:
-                return ReplicaTarget(model, model.serving)
-        elif exposed and model.eligible:
-            return ReplicaTarget(model, model.eligible)
+        elif exposed and (candidates := model.eligible if direct else model.serving):
+            return ReplicaTarget(model, candidates)
     raise _not_ready(snapshot, model, direct=direct)
 
 
@@ -170,8 +166,8 @@ def _not_ready(snapshot: RoleSnapshot, model: RoleModel, *, direct: bool) -> Rol
 
 def _why(snapshot: RoleSnapshot, model: RoleModel, *, direct: bool) -> tuple[str, int]:
     """In words, and when it is worth asking again."""
-    ready = model.state is ReplicaState.READY
-    routed = model.route_mode is RouteMode.SGLANG_ROUTER
+    ready = model.state is _READY
+    routed = model.route_mode is _BY_ROUTER
     if direct and ready and (not snapshot.content.expose_engine_urls or _is_hidden(model)):
         return "its engines are not shown to clients; go through the gateway", RETRY_AFTER_S
     if ready and routed:

@@ -47,7 +47,7 @@ class RoleReplica:
     detail: str = ""
     blocked: bool = False
 
-    @property
+    @cached_property
     def server_id(self) -> str:
         """By which requests in flight are counted: a new process begins with none."""
         return f"{self.engine_id}@{self.generation}"
