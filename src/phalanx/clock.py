@@ -17,8 +17,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    def monotonic_s(self) -> float:
-        return time.monotonic()
+    # Asked several times a request, so that a call less of Python counts.
+    monotonic_s = staticmethod(time.monotonic)
 
     def wall_s(self) -> float:
         return time.time()  # noqa: TID251

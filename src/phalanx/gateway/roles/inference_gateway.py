@@ -107,8 +107,10 @@ class InferenceGateway:
             for kind in Kind
         }
         self.relays: Mapping[str, Relaying] = {
-            f"{role}/generate": RoleRelay(ways[Kind.GENERATE], source, upstreams, judge),
-            f"{role}/chat": RoleRelay(ways[Kind.CHAT], source, upstreams),
+            f"{role}/generate": RoleRelay(
+                ways[Kind.GENERATE], self.servers, upstreams, judge
+            ),
+            f"{role}/chat": RoleRelay(ways[Kind.CHAT], self.servers, upstreams),
         }
         self._handlers: Mapping[str, Handler] = {
             "engines": Discovery(source, lost).engines,

@@ -13,10 +13,9 @@ from phalanx.gateway.http.upstream_pool import UpstreamPool
 from phalanx.gateway.http.work import Answerer, Work
 from phalanx.gateway.roles.judge import Judge
 from phalanx.gateway.roles.routing_fields import MessageFields, RoutingFields, read_fields
-from phalanx.gateway.roles.source import RoleSource
+from phalanx.gateway.roles.servers import RoleServers
 from phalanx.gateway.roles.way import RoleWay, RoleWish, role_refusal
 from phalanx.routing.roles.affinity import AFFINITY_HEADER
-from phalanx.schema.roles import RoutingPolicy
 
 _AFFINITY = AFFINITY_HEADER.encode()
 _NO_MESSAGES = (msgspec.UNSET, msgspec.Raw(b"null"))
@@ -30,12 +29,12 @@ class RoleRelay:
     def __init__(
         self,
         way: RoleWay,
-        source: RoleSource,
+        servers: RoleServers,
         upstreams: UpstreamPool,
         judge: Judge | None = None,
     ) -> None:
         self._way = way
-        self._source = source
+        self._servers = servers
         self._upstreams = upstreams
         self._judge = judge
 
@@ -64,7 +63,7 @@ class RoleRelay:
         self._upstreams.close()
 
     def _affinity(self, request: IncomingRequest) -> str | None:
-        if self._source.snapshot.content.routing.policy is not RoutingPolicy.AFFINITY:
+        if not self._servers.by_affinity:
             return None
         key = request.get(_AFFINITY)
         return key.decode("latin-1") if key else None

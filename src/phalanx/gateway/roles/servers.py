@@ -13,6 +13,7 @@ from phalanx.routing.load import Ticket
 from phalanx.routing.roles.balancer import RoleBalancer, RoleServer
 from phalanx.routing.roles.resolver import RoleSelector
 from phalanx.routing.roles.snapshot import RoleModel, RoleSnapshot
+from phalanx.schema.roles import RoutingPolicy
 
 DOWN_S = 1.0
 """How long an engine that did not listen is asked for nothing, where there is another."""
@@ -24,7 +25,7 @@ class RoleServers:
     """
 
     def __init__(self, source: RoleSource, clock: Clock) -> None:
-        self._source = source
+        self.snapshot = source.snapshot
         self._clock = clock
         self._down_until_s: dict[str, float] = {}
         self.traffic = RoleTraffic(clock)
@@ -40,7 +41,7 @@ class RoleServers:
 
         Raises `UnknownModelError`, `RoleNotReadyError`, or `NoServerError` where all were tried.
         """
-        acquire, snapshot = self.balancer.acquire, self._source.snapshot
+        acquire, snapshot = self.balancer.acquire, self.snapshot
         down = self._down() if self._down_until_s else NOBODY
         if down:
             try:
@@ -66,6 +67,12 @@ class RoleServers:
         }
         return frozenset(self._down_until_s)
 
+    @property
+    def by_affinity(self) -> bool:
+        """Whether a request's affinity says which replica gets it."""
+        return self.snapshot.content.routing.policy is RoutingPolicy.AFFINITY
+
     def _published(self, snapshot: RoleSnapshot) -> None:
+        self.snapshot = snapshot
         self.balancer.keep(snapshot)
         self.traffic.keep(snapshot)

@@ -21,6 +21,7 @@ from phalanx.routing.roles.resolver import RoleSelector
 from phalanx.routing.roles.snapshot import RoleModel
 from phalanx.wire.discovery import refusal_body, refusal_status
 
+_MAX_STARTS = 4096
 _OWN = frozenset({b"host", b"content-length"})
 
 
@@ -31,19 +32,32 @@ class Kind(enum.Enum):
     CHAT = b"/v1/chat/completions"
 
 
-class RoleWish:
-    """One request: its body, and what that says of where it goes. `model` is known once one of its
-    servers was chosen.
+class Spoken:
+    """How a model is spoken of: `label` says in an answer's head that it gave it, `served` is its
+    engines' name of it, as JSON.
     """
 
-    __slots__ = ("affinity", "body", "fields", "model", "selector")
+    __slots__ = ("label", "model", "served")
+
+    def __init__(self, model: RoleModel) -> None:
+        self.model = model
+        self.label = label(model.name)
+        self.served = served_name(model)
+
+
+class RoleWish:
+    """One request: its body, and what that says of where it goes. `spoken` is known once one of its
+    model's servers was chosen.
+    """
+
+    __slots__ = ("affinity", "body", "fields", "selector", "spoken")
 
     def __init__(self, body: bytes, fields: RoutingFields, affinity: str | None) -> None:
         self.body = body
         self.fields = fields
         self.selector = selector_of(fields)
         self.affinity = affinity
-        self.model: RoleModel | None = None
+        self.spoken: Spoken | None = None
 
 
 def selector_of(fields: RoutingFields) -> RoleSelector:
@@ -66,15 +80,21 @@ class RoleWay:
         self._places = places
         self._dropped = _OWN | (DROPPED if passes_authorization else DROPPED_WITH_KEY)
         self._starts: dict[str, bytes] = {}
+        self._spoken: dict[str, Spoken] = {}
 
     def acquire(self, wish: RoleWish, tried: frozenset[str]) -> Ticket[RoleServer]:
-        wish.model, ticket = self._servers.acquire(wish.selector, wish.affinity, tried)
-        try:
-            self._places.of(ticket.server.base_url or "")
-        except NoServerError as error:
-            ticket.outcome("503", message=str(error))
-            ticket.release()
-            raise
+        model, ticket = self._servers.acquire(wish.selector, wish.affinity, tried)
+        spoken = self._spoken.get(model.name)
+        if spoken is None or spoken.model is not model:
+            spoken = self._spoken[model.name] = Spoken(model)
+        wish.spoken = spoken
+        if ticket.server.base_url not in self._starts:
+            try:
+                self._known(ticket.server)
+            except NoServerError as error:
+                ticket.outcome("503", message=str(error))
+                ticket.release()
+                raise
         return ticket
 
     def place(self, server: RoleServer) -> Place:
@@ -86,12 +106,12 @@ class RoleWay:
     def message(
         self, wish: RoleWish, request: IncomingRequest, request_id: bytes, server: RoleServer
     ) -> list[Bytes]:
-        model = wish.model
-        assert model is not None, "it was chosen"
+        spoken = wish.spoken
+        assert spoken is not None, "it was chosen"
         if self._kind is Kind.GENERATE:
             body = for_generate(wish.body, wish.fields)
         else:
-            body = for_chat(wish.body, wish.fields, served_name(model))
+            body = for_chat(wish.body, wish.fields, spoken.served)
         return [
             self._start(request, server.base_url or ""),
             request.onward(self._dropped),
@@ -103,21 +123,23 @@ class RoleWay:
         ]
 
     def answer_fields(self, wish: RoleWish) -> bytes:
-        return b"" if wish.model is None else label(wish.model.name)
+        return b"" if wish.spoken is None else wish.spoken.label
 
     def refusal(self, wish: RoleWish, error: PhalanxError) -> Refusal:
         return role_refusal(error, self.answer_fields(wish))
 
     def _start(self, request: IncomingRequest, base_url: str) -> bytes:
-        query = request.query
-        if query:
-            return self._start_line(base_url, b"?" + query.encode("latin-1"))
-        start = self._starts.get(base_url)
-        if start is None:
-            if len(self._starts) >= 4096:
-                self._starts.clear()
-            start = self._starts[base_url] = self._start_line(base_url, b"")
-        return start
+        target = request.target if request.known is None else request.known.target
+        if b"?" in target:
+            return self._start_line(base_url, target[target.index(b"?") :])
+        return self._starts.get(base_url) or self._start_line(base_url, b"")
+
+    def _known(self, server: RoleServer) -> None:
+        """Read its address once. Raises `NoServerError` for one that nothing can be sent to."""
+        if len(self._starts) >= _MAX_STARTS:
+            self._starts.clear()
+        base_url = server.base_url or ""
+        self._starts[base_url] = self._start_line(base_url, b"")
 
     def _start_line(self, base_url: str, query: bytes) -> bytes:
         place = self._places.of(base_url)
