@@ -78,6 +78,7 @@ class RunningPolicy:
         self.ended: Future[None] = Future()
         self._engine: Future[Engine] = Future()
         self._stop: Callable[[], object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
         def load() -> Engine:
             engine = factory()
@@ -102,7 +103,7 @@ class RunningPolicy:
     async def _serve(
         self, load: Callable[[], Engine], adapter: PolicyAdapter, config: ServerConfig
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         server = PolicyServer(load, adapter, config)
         self._stop = lambda: loop.call_soon_threadsafe(server.stop)
         await server.run(on_bound=self.bound.set_result, on_ready=self.ready.set_result)
@@ -120,6 +121,11 @@ class RunningPolicy:
         url = self.bound.result().http
         assert url is not None
         return url
+
+    def in_its_loop(self, work: Callable[[], object]) -> None:
+        """Let the server's event loop do nothing but `work`."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
         """Ask for the end; does not wait for it."""

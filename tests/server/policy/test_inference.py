@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 
 import grpc
 import numpy as np
@@ -122,6 +123,25 @@ def test_health_is_told_while_every_thread_of_the_adapter_is_busy():
         assert client.healthy()
         gate.open()
         assert all(one.result() for one in held)
+
+
+def test_health_is_told_while_the_servers_own_loop_does_something_else():
+    entered, leave = threading.Event(), threading.Event()
+
+    def be_busy() -> None:
+        entered.set()
+        leave.wait()
+
+    with serving() as server, server.client() as client:
+        server.in_its_loop(be_busy)
+        entered.wait()
+        try:
+            waiting = client.future(seen())
+            assert client.healthy()
+            assert not waiting.done()
+        finally:
+            leave.set()
+        waiting.result()
 
 
 def test_requests_that_arrive_together_share_the_engine():
