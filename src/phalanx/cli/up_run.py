@@ -53,6 +53,7 @@ async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
     process = ControlProcess(job, place, _machinery(job, place.log_directory), clock)
     screen = UpScreen(Console(), clock)
     with _stopped_by_signals(process):
+        screen.say(f"starting {place.name}: {', '.join(role.role for role in job.roles)}")
         showing = asyncio.create_task(_show(process, screen))
         try:
             was_up = await _until_stopped(

@@ -136,6 +136,7 @@ class ControlProcess:
         self._door.open(self._api.app())
         await self._gateway.start()
         self._tasks.append(asyncio.create_task(self._gateway.run()))
+        self._say(f"the gateway is at {self._gateway.url}")
         self._place.file.write(self._record())
         await all_or_first_error(manager.start() for manager in self._managers.values())
         self._stage = JobStage.RUNNING
