@@ -23,6 +23,7 @@ from phalanx.processing.policy import (
     resize_with_pad,
     to_policy_range,
 )
+from phalanx.processing.policy.openpi import OpenpiKind, OpenpiSizes, is_openpi, read_openpi
 from phalanx.processing.policy.parameters import (
     FlowParameters,
     RealTimeParameters,
@@ -57,11 +58,13 @@ class PiServing:
     def __init__(
         self,
         kind: PolicyKind,
+        openpi: OpenpiKind,
         options: PolicyOptions,
         shapes: ImageShapes | None,
         settings: Mapping[str, Any],
     ) -> None:
-        """`shapes`: [height, width, 3] that the images of each camera must have; None: any.
+        """`shapes`: [height, width, 3] that the images of each camera must have; None: any. `openpi`
+        is for checkpoints of openpi, which do not say themselves how they are used.
 
         Raises `ConfigurationError` without a checkpoint: only one says what a robot's units are.
         """
@@ -73,12 +76,18 @@ class PiServing:
         directory = Path(options.checkpoint_dir)
         checkpoint = PiCheckpoint(directory, options.weight_remap)
         self._geometry = geometry_of(kind, options, checkpoint.config(), checkpoint.shapes())
-        self._processor = PolicyProcessor.from_checkpoint(
-            directory,
-            adapter_settings(settings),
-            sizes=[(height, width) for height, width, _ in shapes or ()],
-            inputs=(NOISE,),
-        )
+        given = adapter_settings(settings)
+        sizes = [(height, width) for height, width, _ in shapes or ()]
+        if is_openpi(directory):
+            own = _openpi_sizes(self._geometry)
+            features, processors = read_openpi(directory, given, openpi, own)
+            self._processor = PolicyProcessor.of(
+                features, processors, given, sizes=sizes, inputs=(NOISE,)
+            )
+        else:
+            self._processor = PolicyProcessor.from_checkpoint(
+                directory, given, sizes=sizes, inputs=(NOISE,)
+            )
         _check_checkpoint(self._processor, self._geometry, directory)
 
     @property
@@ -175,6 +184,15 @@ class PiServing:
             schedule=asked.schedule,
             max_guidance_weight=asked.max_guidance_weight,
         )
+
+
+def _openpi_sizes(geometry: PiGeometry) -> OpenpiSizes:
+    return OpenpiSizes(
+        image_size=geometry.image_size,
+        num_cameras=geometry.num_cameras,
+        chunk_size=geometry.chunk_size,
+        prompt_length=geometry.tokenizer_max_length,
+    )
 
 
 def _check_checkpoint(processor: PolicyProcessor, geometry: PiGeometry, directory: Path) -> None:

@@ -52,9 +52,10 @@ class PI0Entry(PiEntry):
     def policy(cls, args: PI0Args, settings: Mapping[str, Any]) -> PolicyAdapter:
         from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi0.serving import PI0Serving
+        from phalanx.processing.policy.openpi import OpenpiKind
 
         shapes = args.inputs_image_shape
-        return PI0Serving(PiServing(PI0, options_of(args), shapes, settings))
+        return PI0Serving(PiServing(PI0, OpenpiKind.pi0(), options_of(args), shapes, settings))
 
     def load(self, args: PI0Args) -> PolicyService:
         return build_service(load_policy(PI0, options_of(args)), args.max_batch_size)

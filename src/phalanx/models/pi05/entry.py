@@ -45,9 +45,10 @@ class PI05Entry(PiEntry):
     def policy(cls, args: PI05Args, settings: Mapping[str, Any]) -> PolicyAdapter:
         from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi05.serving import PI05Serving
+        from phalanx.processing.policy.openpi import OpenpiKind
 
         shapes = args.inputs_image_shape
-        return PI05Serving(PiServing(PI05, options_of(args), shapes, settings))
+        return PI05Serving(PiServing(PI05, OpenpiKind.pi05(), options_of(args), shapes, settings))
 
     def load(self, args: PI05Args) -> PolicyService:
         config = args.config or PI05Config()

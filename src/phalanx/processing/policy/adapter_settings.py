@@ -13,7 +13,8 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """`tokenizer_dir`: where `tokenizer.json` is, if the checkpoint does not have it. `image_names`:
     the robot's name of each camera, in the checkpoint's order. `state_dim`, `action_dim`: how many
     numbers the robot's state and actions have, if fewer than the checkpoint's. `state_names`: the
-    inputs that, one after another, are the state, for robots that send it in parts.
+    inputs that, one after another, are the state, for robots that send it in parts. `asset_id`:
+    whose statistics count, where a checkpoint of openpi has several robots'.
     """
 
     tokenizer_dir: str | None = None
@@ -21,6 +22,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     state_dim: int | None = None
     action_dim: int | None = None
     state_names: list[str] = []
+    asset_id: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("state_dim", self.state_dim), ("action_dim", self.action_dim)):

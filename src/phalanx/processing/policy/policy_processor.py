@@ -48,14 +48,37 @@ class PolicyProcessor:
     ) -> PolicyProcessor:
         """Read the checkpoint's processors; its weights are not needed.
 
-        `sizes`: (height, width) that images must have, in the order of the cameras; with
-        `strict_cameras` those of the checkpoint, all of whose cameras must then be there. `inputs`: names of further arrays that the policy's own adapter
-        reads. Raises `CheckpointError` naming file
-        and step, `ConfigurationError` for settings that the checkpoint does not fit.
+        Further arguments as of `of`. Raises `CheckpointError` naming file and step, and what `of`
+        does.
         """
         features = PolicyFeatures.read(directory)
         tokenizer_dir = None if settings.tokenizer_dir is None else Path(settings.tokenizer_dir)
         processors = read_processors(Surroundings(directory, tokenizer_dir, device="cpu"))
+        return cls.of(
+            features,
+            processors,
+            settings,
+            sizes=sizes,
+            strict_cameras=strict_cameras,
+            inputs=inputs,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        features: PolicyFeatures,
+        processors: Processors,
+        settings: AdapterSettings,
+        *,
+        sizes: Sequence[tuple[int, int]] = (),
+        strict_cameras: bool = False,
+        inputs: Sequence[str] = (),
+    ) -> PolicyProcessor:
+        """`sizes`: (height, width) that images must have, in the order of the cameras; with
+        `strict_cameras` those of the checkpoint, all of whose cameras must then be there. `inputs`:
+        names of further arrays that the policy's own adapter reads. Raises `ConfigurationError` for
+        settings that the checkpoint does not fit.
+        """
         names = CameraNames(features.cameras, settings.image_names, _renamed(processors))
         if strict_cameras:
             sizes = [(height, width) for _, height, width in features.cameras.values()]

@@ -7,7 +7,8 @@ beside it, which its entry names.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from torch import Tensor
 from phalanx.errors import CheckpointError
 from phalanx.processing.policy.pipeline import Pipeline, Processors
 from phalanx.processing.policy.registry import make_step
-from phalanx.processing.policy.step import StepRecord, Surroundings
+from phalanx.processing.policy.step import ProcessorStep, StepRecord, Surroundings
 
 PREPROCESSOR_FILE = "policy_preprocessor.json"
 POSTPROCESSOR_FILE = "policy_postprocessor.json"
@@ -56,15 +57,25 @@ def read_pipeline(file_name: str, surroundings: Surroundings) -> Pipeline:
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} does not exist; a policy's checkpoint needs {PREPROCESSOR_FILE} and "
-            f"{POSTPROCESSOR_FILE}, which LeRobot writes when it saves a policy"
+            f"{POSTPROCESSOR_FILE}, which LeRobot writes when it saves a policy, or openpi's "
+            "assets/<id>/norm_stats.json"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"{path} is not a processor file: {error}") from error
-    steps = []
-    for index, entry in enumerate(file.steps):
-        record = _record(entry, path, f"{file_name}, step {index}")
-        steps.append(make_step(record, surroundings))
-    return Pipeline(file.name, tuple(steps))
+    records = [
+        _record(entry, path, f"{file_name}, step {index}") for index, entry in enumerate(file.steps)
+    ]
+    return Pipeline(file.name, read_steps(records, surroundings))
+
+
+def read_steps(
+    records: Iterable[StepRecord], surroundings: Surroundings
+) -> tuple[ProcessorStep, ...]:
+    """The steps of one pipeline, each of which may look at those before it."""
+    steps: tuple[ProcessorStep, ...] = ()
+    for record in records:
+        steps += (make_step(record, replace(surroundings, earlier=steps)),)
+    return steps
 
 
 def write_processors(processors: Processors, directory: Path) -> None:

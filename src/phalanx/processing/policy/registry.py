@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.errors import CheckpointError
 from phalanx.processing.policy import (
     batch,
+    clean_prompt,
     device,
     newline_prompt,
     normalizer,
@@ -23,6 +24,7 @@ STEPS: dict[str, MakeStep] = {
     relative.ABSOLUTE: relative.AbsoluteActions.read,
     normalizer.NORMALIZER: normalizer.Normalizer.read,
     normalizer.UNNORMALIZER: normalizer.Unnormalizer.read,
+    clean_prompt.NAME: clean_prompt.CleanPrompt.read,
     state_prompt.NAME: state_prompt.StatePrompt.read,
     tokenization.NAME: tokenization.Tokenization.read,
     device.NAME: device.MoveToDevice.read,

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from phalanx.errors import InvalidRequestError
+from phalanx.processing.policy.clean_prompt import cleaned
 from phalanx.processing.policy.step import SettingsStep
 from phalanx.processing.policy.transition import STATE, Transition
 
@@ -43,5 +44,4 @@ class StatePrompt(SettingsStep[StatePromptSettings]):
 
 def prompt(task: str, bins: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
     """The text that the policy was trained with."""
-    words = task.strip().replace("_", " ").replace("\n", " ")
-    return f"Task: {words}, State: {' '.join(map(str, bins.tolist()))};\nAction: "
+    return f"Task: {cleaned(task)}, State: {' '.join(map(str, bins.tolist()))};\nAction: "

@@ -43,13 +43,14 @@ class Surroundings:
 
     `directory`: the checkpoint's. `tokenizer_dir`: where its tokenizer is, if not there. `device`:
     instead of the device that the file names. `before`: the steps of the pipeline that runs before
-    the one that is read (a post-processor's pre-processor).
+    the one that is read (a post-processor's pre-processor). `earlier`: those of the same pipeline.
     """
 
     directory: Path
     tokenizer_dir: Path | None = None
     device: str | None = None
     before: tuple[ProcessorStep, ...] = ()
+    earlier: tuple[ProcessorStep, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from phalanx.processing.policy.prompt_tokenizer import PromptTokenizer
+from phalanx.processing.policy.state_prompt import StatePrompt
 from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
 from phalanx.processing.policy.tokenizer_files import find_tokenizer
 from phalanx.processing.policy.transition import TOKEN_MASK, TOKENS, Transition
@@ -32,7 +33,10 @@ class TokenizationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True)
 class Tokenization:
-    """The beginning token first; longer prompts lose their end where `truncation` is set."""
+    """The beginning token first; longer prompts lose their end where `truncation` is set.
+
+    Those that end with the robot's state are refused instead: they would lose that.
+    """
 
     settings: TokenizationSettings
     tokenizer: PromptTokenizer = field(repr=False)
@@ -51,7 +55,8 @@ class Tokenization:
             length=settings.max_length,
             pad_to_length=settings.padding == "max_length",
             side=settings.padding_side,
-            truncate=settings.truncation,
+            truncate=settings.truncation
+            and not any(isinstance(step, StatePrompt) for step in surroundings.earlier),
         )
         return cls(settings, tokenizer)
 
