@@ -18,10 +18,17 @@ from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.roles import EngineKind, WeightSource
 from tests.roles.launching.engines import model_for, sglang_model, started
 
-KINDS = [EngineKind.PHALANX, EngineKind.SGLANG]
+KINDS = [
+    pytest.param(EngineKind.PHALANX, id="phalanx"),
+    pytest.param(EngineKind.SGLANG, id="sglang"),
+]
+STATIC_KINDS = [
+    pytest.param(EngineKind.PHALANX, marks=pytest.mark.long, id="phalanx"),
+    pytest.param(EngineKind.SGLANG, id="sglang"),
+]
 # What behaves as SGLang reads no checkpoints and has no static servers.
-OURS = pytest.mark.parametrize("engine", [EngineKind.PHALANX], indirect=True, ids=str)
-OURS_STATIC = pytest.mark.parametrize("static_engine", [EngineKind.PHALANX], indirect=True, ids=str)
+OURS = pytest.mark.parametrize("engine", KINDS[:1], indirect=True)
+OURS_STATIC = pytest.mark.parametrize("static_engine", STATIC_KINDS[:1], indirect=True)
 ENDLESS = {"max_new_tokens": 4000, "ignore_eos": True}
 
 
@@ -73,12 +80,12 @@ class Engine:
             await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=str)
+@pytest.fixture(scope="module", params=KINDS)
 def engine(request, tiny_llama, tmp_path_factory) -> Iterator[Engine]:
     yield from running(request.param, tiny_llama, tmp_path_factory, WeightSource.LOCAL)
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=str)
+@pytest.fixture(scope="module", params=STATIC_KINDS)
 def static_engine(request, tiny_llama, tmp_path_factory) -> Iterator[Engine]:
     yield from running(request.param, tiny_llama, tmp_path_factory, WeightSource.STATIC)
 

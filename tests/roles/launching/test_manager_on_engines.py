@@ -35,10 +35,9 @@ from phalanx.testing.fault_launcher import FaultyLauncher
 from phalanx.testing.faults import FLUSH, RELEASE, RESUME, Fault, FaultKind, lost_response
 from tests.roles.launching.engines import CONFORMANCE, model_for
 
-KINDS = [
-    pytest.param(EngineKind.PHALANX, marks=pytest.mark.long, id="phalanx"),
-    pytest.param(EngineKind.SGLANG, id="sglang"),
-]
+OURS = pytest.param(EngineKind.PHALANX, marks=pytest.mark.long, id="phalanx")
+KINDS = [OURS, pytest.param(EngineKind.SGLANG, id="sglang")]
+KINDS_LONG = [OURS, pytest.param(EngineKind.SGLANG, marks=pytest.mark.long, id="sglang")]
 ENDLESS = {"max_new_tokens": 4000, "ignore_eos": True}
 GREEDY = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
 ENGINE_ID = "student/0"
@@ -138,7 +137,7 @@ def test_it_sleeps_and_wakes_and_answers_the_same(kind, tiny_llama, tmp_path):
     run(test)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_LONG)
 def test_complaint_dynamo_13823_tag_by_tag_it_is_ready_with_the_last_one(
     kind, tiny_llama, tmp_path
 ):
@@ -182,7 +181,7 @@ def test_complaint_slime_2015_and_sglang_24119_no_request_is_left_when_it_is_off
     run(test)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_LONG)
 @pytest.mark.parametrize(
     "path", ["/pause_generation", "/continue_generation", "/abort_request", FLUSH]
 )
@@ -204,11 +203,18 @@ def test_complaint_relax_282_a_passing_bad_gateway_ends_nothing(kind, path, tiny
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(kind=FaultKind.STATUS, path=RELEASE, times=1),
-        Fault(kind=FaultKind.STATUS, path=RELEASE, times=1, after=True),
-        lost_response(RELEASE),
+        pytest.param(
+            Fault(kind=FaultKind.STATUS, path=RELEASE, times=1),
+            marks=pytest.mark.long,
+            id="bad gateway",
+        ),
+        pytest.param(
+            Fault(kind=FaultKind.STATUS, path=RELEASE, times=1, after=True),
+            marks=pytest.mark.long,
+            id="bad gateway after it was done",
+        ),
+        pytest.param(lost_response(RELEASE), id="lost response"),
     ],
-    ids=["bad gateway", "bad gateway after it was done", "lost response"],
 )
 def test_complaint_relax_282_a_release_of_which_nobody_knows_is_found_out_or_blocks(
     kind, fault, tiny_llama, tmp_path
@@ -237,6 +243,7 @@ def test_complaint_relax_282_a_release_of_which_nobody_knows_is_found_out_or_blo
     run(test)
 
 
+@pytest.mark.long
 def test_complaint_sglang_24123_a_death_is_noticed_and_another_generation_takes_over(
     tiny_llama, tmp_path
 ):
@@ -285,6 +292,7 @@ def test_complaint_miles_1724_a_recovered_engine_serves_the_newest_weights_only(
     run(test)
 
 
+@pytest.mark.long
 def test_a_slow_drain_is_waited_for_and_nothing_is_lost(tiny_llama, tmp_path):
     async def test() -> None:
         async with running(EngineKind.SGLANG, tiny_llama, tmp_path) as job:
