@@ -14,9 +14,13 @@ import pytest
 from phalanx.gateway.lerobot import RobotView
 from phalanx.gateway.pool import PoolEvent
 from phalanx.gateway.report import PoolView, ServerView
+from phalanx.gateway.roles.board import BoardView, Requests, RoleView
+from phalanx.gateway.roles.control_answers import ToldEvent
 from phalanx.gateway.traffic import Failure, Quantiles
 from phalanx.routing.endpoint import Endpoint
+from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.routing.snapshot import ServerState
+from phalanx.wire.discovery import InternalEngineEntry, InternalModelEntry
 from tests.gateway.chromium import browser, chromium
 from tests.gateway.lerobot.robots import Robot
 from tests.gateway.policy_servers import HOST, infer, request, run
@@ -32,6 +36,12 @@ VALUES = {
     "failure": Failure,
     "times": Quantiles,
     "robot": RobotView,
+    "board": BoardView,
+    "role": RoleView,
+    "model": InternalModelEntry,
+    "engine": InternalEngineEntry,
+    "requests": Requests,
+    "change": ToldEvent,
 }
 """What the script calls the values that it gets."""
 
@@ -51,12 +61,15 @@ def test_the_page_shows_every_field_of_a_server():
 def test_the_page_names_only_states_that_exist():
     styled = set(re.findall(r"^\.(\w+) \{ color|\} \.(\w+) \{ color", PAGE, re.MULTILINE))
     names = {name for pair in styled for name in pair if name}
-    assert names <= {str(state) for state in ServerState} | {"empty"}
-    assert {"ready", "unhealthy", "draining"} <= names
+    states = {str(state) for state in (*ServerState, *ReplicaState)}
+    assert names <= states | {"empty", "blocked"}
+    assert {"ready", "unhealthy", "draining", "sleeping", "dead", "blocked"} <= names
+    drawn = set(re.findall(r"svg\.life rect\.(\w+)", PAGE))
+    assert drawn <= set(map(str, ReplicaState))
 
 
 def test_the_page_is_one_light_file_without_anything_from_elsewhere():
-    assert len(PAGE.encode()) < 20_000
+    assert len(PAGE.encode()) < 28_000
     assert re.findall(r"""(?:src|href)=["'](?!data:)""", PAGE) == []
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", PAGE) == []
     assert "innerHTML" not in SCRIPT and "eval" not in SCRIPT

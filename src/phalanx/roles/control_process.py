@@ -112,9 +112,9 @@ class ControlProcess:
     def control_url(self) -> str:
         return self._door.url
 
-    def registry(self, role: str) -> RoleRegistry:
-        """What is published of a role; it has to exist."""
-        return self._managers[role].registry
+    def manager(self, role: str) -> InferenceManager:
+        """That of a role, which has to exist."""
+        return self._managers[role]
 
     def describe(self) -> Job:
         """The job at this moment."""

@@ -193,7 +193,7 @@ def test_a_dead_engine_is_a_new_generation(tmp_path):
         async with fake_job(tmp_path) as job:
             await job.process.start()
             job.world.engine("judge/0", 1).crash()
-            registry = job.process.registry("genrm")
+            registry = job.process.manager("genrm").registry
             snapshot = registry.snapshot
             while True:
                 (judge,) = snapshot.content.models
