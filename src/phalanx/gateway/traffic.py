@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -199,14 +199,15 @@ class Account:
     """The requests of one server."""
 
     def __init__(self) -> None:
-        self._codes: Counter[str] = Counter()
+        self._codes: dict[str, int] = {}
         self._latency = _Times()
         self._queue = _Times()
         self._seconds = _Seconds()
 
     def add(self, ticket: Ticket[Countable], duration_s: float) -> None:
         """A request left the server after `duration_s`."""
-        self._codes[ticket.code] += 1
+        code = ticket.code
+        self._codes[code] = self._codes.get(code, 0) + 1
         self._latency.add(duration_s)
         self._seconds.add(int(ticket.started_s + duration_s))
         if ticket.served_s is not None:

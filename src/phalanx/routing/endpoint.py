@@ -23,6 +23,9 @@ class Scheme(enum.StrEnum):
     GRPC = "grpc"
     HTTP = "http"
 
+    # Every request looks servers up by it, and an enum's own hash is a call of Python.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, order=True)
 class Endpoint:

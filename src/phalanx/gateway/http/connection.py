@@ -182,9 +182,13 @@ class ClientConnection(asyncio.Protocol):
         front = self._front
         if request.refusal is not None:
             return self._turn_away(request, request.refusal)
-        route = front.route(request)
-        if isinstance(route, Refusal):
-            return self._turn_away(request, route)
+        known = request.known
+        route = None if known is None else known.route
+        if route is None:
+            found = front.route(request)
+            if isinstance(found, Refusal):
+                return self._turn_away(request, found)
+            route = found
         if not request.complete:
             if request.awaits_continue:
                 request.awaits_continue = False

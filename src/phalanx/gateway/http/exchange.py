@@ -224,8 +224,8 @@ class Exchange(Generic[WishT, ServerT]):
             without_body=request.method == "HEAD",
             within_s=self._upstreams.limits.response_timeout_s,
         )
-        if request.known is not None:
-            upstream.transport.write(b"".join(out))  # it is small
+        if len(out) == 1:
+            upstream.transport.write(out[0])
         else:
             _write(upstream.transport, out)
 
@@ -245,7 +245,7 @@ class Exchange(Generic[WishT, ServerT]):
             self._upstreams.put(upstream)
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
-        ticket.outcome(_CODES.get(self._status) or str(self._status))
+        ticket.code = _CODES.get(self._status) or str(self._status)
         ticket.release()
         if self._upstream is not None:
             self._end()

@@ -59,13 +59,12 @@ class Front:
     access_log: bool
 
     def route(self, request: IncomingRequest) -> Route | Refusal:
-        """Where the request goes, once it may: known from its head alone."""
-        known = request.known
-        if known is not None and known.route is not None:
-            return known.route  # the same bytes, key and all, were let in before
+        """Where the request goes, once it may: known from its head alone, and kept with it: then
+        the same bytes, key and all, were let in before.
+        """
         route = self._find(request)
-        if known is not None and not isinstance(route, Refusal):
-            known.route = route
+        if request.known is not None and not isinstance(route, Refusal):
+            request.known.route = route
         return route
 
     def _find(self, request: IncomingRequest) -> Route | Refusal:

@@ -10,7 +10,12 @@ from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.model_choice import is_told_by_body, model_of
 from phalanx.gateway.http.refusal import Refusal, refusal_of
-from phalanx.gateway.http.request_head import DROPPED, DROPPED_WITH_KEY, request_head
+from phalanx.gateway.http.request_head import (
+    DROPPED,
+    DROPPED_WITH_KEY,
+    PLAIN_REQUEST,
+    request_head,
+)
 from phalanx.gateway.http.upstream_pool import UpstreamPool
 from phalanx.gateway.http.way import NOBODY, Place
 from phalanx.gateway.http.work import Answerer, Work
@@ -91,10 +96,13 @@ class Relay:
     def message(
         self, model: str | None, request: IncomingRequest, request_id: bytes, server: Server
     ) -> list[Bytes]:
+        known = request.known
+        if known is not None and request.content_length > 0:
+            onward = known.onward or request.onward(self._dropped)
+            parts = (known.start_line, onward, request.content_length, request_id, request.parts[0])
+            return [PLAIN_REQUEST % parts]
         out = request_head(request, request_id, self._dropped, server.endpoint.authority)
-        if request.known is not None:
-            out += request.parts
-        elif request.has_body:
+        if request.has_body:
             out += request.framed()
         return out
 

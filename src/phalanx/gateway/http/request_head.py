@@ -8,6 +8,8 @@ from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 DROPPED = HOP_BY_HOP | OWN
 DROPPED_WITH_KEY = DROPPED | {b"authorization"}
 VIA = b"\r\nvia: 1.1 phalanx\r\n"
+PLAIN_REQUEST = b"%b%bcontent-length: %d\r\nx-request-id: %b\r\nvia: 1.1 phalanx\r\n\r\n%b"
+"""Of one that came whole: its first line, fields, length, id and body."""
 
 
 def request_head(

@@ -28,7 +28,9 @@ class UpstreamPool:
         waiting = self._idle.get(key)
         while waiting:
             upstream = waiting.pop()
-            if self._usable(upstream):
+            is_open = not (upstream.lost or upstream.transport.is_closing())
+            fresh_s = self.limits.upstream_fresh_s
+            if is_open and (upstream.rested_s() < fresh_s or _is_silent(upstream)):
                 return upstream
             upstream.abort()
         return None
@@ -70,12 +72,9 @@ class UpstreamPool:
                 upstream.abort()
         self._idle.clear()
 
-    def _usable(self, upstream: Upstream) -> bool:
-        if upstream.lost or upstream.transport.is_closing():
-            return False
-        if upstream.rested_s() < self.limits.upstream_fresh_s:
-            return True
-        # What an idle backend sends is the end: better seen now than after the request was written.
-        poll = select.poll()
-        poll.register(upstream.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
+
+def _is_silent(upstream: Upstream) -> bool:
+    """What an idle backend sends is the end: better seen now than after the request was written."""
+    poll = select.poll()
+    poll.register(upstream.transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return not poll.poll(0)

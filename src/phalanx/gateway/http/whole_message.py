@@ -82,7 +82,7 @@ class FieldBlock:
 
 class KnownHead:
     """The head of a request, without its length. Heads repeat: what follows from one is kept with
-    it. `route` and `onward` are set by those who find them out.
+    it. `route` and `onward`, the fields that go on, are set by those who find them out.
     """
 
     __slots__ = (

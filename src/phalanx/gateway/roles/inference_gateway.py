@@ -107,9 +107,7 @@ class InferenceGateway:
             for kind in Kind
         }
         self.relays: Mapping[str, Relaying] = {
-            f"{role}/generate": RoleRelay(
-                ways[Kind.GENERATE], self.servers, upstreams, judge
-            ),
+            f"{role}/generate": RoleRelay(ways[Kind.GENERATE], self.servers, upstreams, judge),
             f"{role}/chat": RoleRelay(ways[Kind.CHAT], self.servers, upstreams),
         }
         self._handlers: Mapping[str, Handler] = {

@@ -10,7 +10,7 @@ from phalanx.errors import NoServerError, PhalanxError, RoleNotReadyError
 from phalanx.gateway.http.fields import INFERENCE_MODEL
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.refusal import Refusal
-from phalanx.gateway.http.request_head import DROPPED, DROPPED_WITH_KEY, VIA
+from phalanx.gateway.http.request_head import DROPPED, DROPPED_WITH_KEY, PLAIN_REQUEST
 from phalanx.gateway.http.way import Place
 from phalanx.gateway.roles.places import RolePlaces
 from phalanx.gateway.roles.routing_fields import RoutingFields, for_chat, for_generate
@@ -112,15 +112,11 @@ class RoleWay:
             body = for_generate(wish.body, wish.fields)
         else:
             body = for_chat(wish.body, wish.fields, spoken.served)
-        return [
-            self._start(request, server.base_url or ""),
-            request.onward(self._dropped),
-            b"content-length: %d\r\nx-request-id: " % len(body),
-            request_id,
-            VIA,
-            b"\r\n",
-            body,
-        ]
+        start, onward = self._start(request, server.base_url or ""), request.onward(self._dropped)
+        if request.known is not None:
+            return [PLAIN_REQUEST % (start, onward, len(body), request_id, body)]
+        head = PLAIN_REQUEST % (start, onward, len(body), request_id, b"")
+        return [head, body]  # which may be large
 
     def answer_fields(self, wish: RoleWish) -> bytes:
         return b"" if wish.spoken is None else wish.spoken.label
