@@ -182,7 +182,13 @@ class ProcessHost:
             self._guard = None
         if self._guard is None:
             self._guard = subprocess.Popen(
-                [*_PROGRAM, "watch"], stdin=subprocess.PIPE, start_new_session=True, cwd="/"
+                [*_PROGRAM, "watch"],
+                stdin=subprocess.PIPE,
+                # Whoever reads what this process prints would wait for its end too.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
             )
             for child in self._children:
                 _tell(self._guard, "+", child.pid)
