@@ -5,7 +5,6 @@ Everything here belongs to one event loop; only loading the engine and closing i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -20,7 +19,8 @@ from phalanx.server.handover.opening import open_role
 from phalanx.server.http_door import HttpDoor
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
-from phalanx.server.loading import load_engine
+from phalanx.server.loading import loaded_engine
+from phalanx.server.stop import Stop
 from phalanx.server.tls import load_tls
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,11 @@ class ModelServer:
         self._config = config
         self._clock = clock if clock is not None else SystemClock()
         self._lifecycle = Lifecycle()
-        self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._stop = Stop()
 
     def stop(self) -> None:
         """Drain and end; a second call does not wait for running requests."""
-        if self._stop.is_set():
-            self._hurry.set()
-        self._stop.set()
+        self._stop.ask()
 
     async def run(
         self,
@@ -76,19 +73,9 @@ class ModelServer:
     async def _load_and_serve(
         self, door: HttpDoor, on_ready: Callable[[str], None] | None, role: Role
     ) -> None:
-        stopped = asyncio.create_task(self._stop.wait())
-        try:
-            engine = await load_engine(self._engine_factory, stopped)
-            if engine is None:
-                self._lifecycle.move(Phase.DRAINING)
-                logger.info("stopped while loading")
-                return
-            try:
-                await self._serve(engine, role, door, on_ready, stopped)
-            finally:
-                await asyncio.to_thread(engine.close)
-        finally:
-            stopped.cancel()
+        async with loaded_engine(self._engine_factory, self._stop, self._lifecycle) as engine:
+            if engine is not None:
+                await self._serve(engine, role, door, on_ready)
 
     async def _serve(
         self,
@@ -96,7 +83,6 @@ class ModelServer:
         role: Role,
         door: HttpDoor,
         on_ready: Callable[[str], None] | None,
-        stopped: asyncio.Task[bool],
     ) -> None:
         live = LiveRequests(engine.cancel)
         parts = ServerParts(self._lifecycle, live, self._clock, role)
@@ -105,5 +91,5 @@ class ModelServer:
         logger.info("serving on %s", door.url)
         if on_ready is not None:
             on_ready(door.url)
-        await stopped
-        await drain(self._lifecycle, live, self._config.drain_timeout_s, self._hurry)
+        await self._stop.asked.wait()
+        await drain(self._lifecycle, live, self._config.drain_timeout_s, self._stop.hurried)

@@ -22,7 +22,7 @@ from phalanx.server.draining import drain
 from phalanx.server.http_door import HttpDoor
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
-from phalanx.server.loading import load_engine
+from phalanx.server.loading import loaded_engine
 from phalanx.server.metrics import ServerMetrics
 from phalanx.server.policy.backend import PolicyBackend, StartingBackend
 from phalanx.server.policy.grpc_door import GrpcDoor
@@ -30,6 +30,7 @@ from phalanx.server.policy.http_routes import policy_routes
 from phalanx.server.policy.registration import SelfRegistration
 from phalanx.server.policy.service import PolicyService, ServiceParts
 from phalanx.server.policy.summary import ServedPolicy
+from phalanx.server.stop import Stop
 from phalanx.server.tls import Tls, load_tls
 from phalanx.wire.robot_inference import Registration
 
@@ -55,14 +56,11 @@ class PolicyServer:
         self._name = config.public_name or adapter.info.policy
         self._clock = clock if clock is not None else SystemClock()
         self._lifecycle = Lifecycle()
-        self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._stop = Stop()
 
     def stop(self) -> None:
         """Drain and end; a second call does not wait for running requests."""
-        if self._stop.is_set():
-            self._hurry.set()
-        self._stop.set()
+        self._stop.ask()
 
     async def run(
         self,
@@ -82,19 +80,9 @@ class PolicyServer:
             if on_bound is not None:
                 on_bound(served)
             logger.info("listening on %s, loading", grpc_door.address)
-            stopped = asyncio.create_task(self._stop.wait())
-            try:
-                engine = await load_engine(self._engine_factory, stopped)
-                if engine is None:
-                    self._lifecycle.move(Phase.DRAINING)
-                    logger.info("stopped while loading")
-                    return
-                try:
+            async with loaded_engine(self._engine_factory, self._stop, self._lifecycle) as engine:
+                if engine is not None:
                     await self._serve(engine, grpc_door, http_door, served, on_ready)
-                finally:
-                    await asyncio.to_thread(engine.close)
-            finally:
-                stopped.cancel()
 
     async def _open_http(self, doors: AsyncExitStack, tls: Tls | None) -> HttpDoor | None:
         config = self._config
@@ -134,10 +122,10 @@ class PolicyServer:
             if on_ready is not None:
                 on_ready(served)
             registering = self._registering(grpc_door.address)
-            await self._stop.wait()
+            await self._stop.asked.wait()
             for task in registering:
                 task.cancel()
-            await drain(self._lifecycle, live, config.grace_seconds, self._hurry)
+            await drain(self._lifecycle, live, config.grace_seconds, self._stop.hurried)
             await asyncio.gather(*registering, return_exceptions=True)
         finally:
             service.close()
