@@ -24,7 +24,7 @@ from phalanx.server.handover.base import Both, Role
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
-from phalanx.server.operations.parts import Operations, create_operations
+from phalanx.server.operations.parts import create_operations
 from phalanx.server.routes.chat import ChatRoute
 from phalanx.server.routes.completions import CompletionRoute
 from phalanx.server.routes.generate import GenerateRoute
@@ -33,8 +33,7 @@ from phalanx.server.routes.infer import InferRoute
 from phalanx.server.routes.info import HealthRoutes, InfoRoutes
 from phalanx.server.routes.models import ModelRoutes
 from phalanx.server.routes.operating import operating_routes
-from phalanx.server.routes.tokens import TokenRoutes
-from phalanx.server.routes.trl import TrlRoutes
+from phalanx.server.routes.trainer_text import trainer_text_routes
 from phalanx.server.served_models import ServedModels
 from phalanx.server.text_service import TextService
 
@@ -102,7 +101,7 @@ def create_app(
             engine, serving.tokenizer, parts.live, metrics, parts.clock, parts.role
         )
         routes += _text_routes(service, models, parts.live, answering, refusals, config)
-        routes += _rl_text_routes(service, models, operations, answering)
+        routes += trainer_text_routes(service, models, operations, answering)
     return _application(routes, config, parts.lifecycle, parts.clock)
 
 
@@ -182,21 +181,6 @@ def _text_routes(
         Route("/v1/models", listing.index),
         Route("/v1/models/{name:path}", listing.one),
         Route("/health_generate", probe.__call__),
-    ]
-
-
-def _rl_text_routes(
-    service: TextService, models: ServedModels, operations: Operations, answering: Answering
-) -> list[BaseRoute]:
-    """What trainers ask of a language model beside the protocols above."""
-    tokens = TokenRoutes(service, models, answering)
-    trl = TrlRoutes(service, operations, answering)
-    return [
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        Route("/health/", trl.health),
-        Route("/get_world_size/", trl.world_size),
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in trl.posts().items()),
     ]
 
 

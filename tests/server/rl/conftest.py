@@ -35,5 +35,5 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as executor:
+    with ThreadPoolExecutor(40) as executor:
         yield executor

@@ -12,6 +12,7 @@ from phalanx import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.models.causal_lm.entry import CausalLM
+from phalanx.schema.deployment import DeploymentConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.testing.tiny_tokenizer import write_byte_level_tokenizer
 from tests.server.running import RunningServer, running
@@ -50,14 +51,18 @@ def weights_of(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def serving(
-    directory: Path, *, server: dict | None = None, **options: object
+    directory: Path,
+    *,
+    server: dict | None = None,
+    deployment: DeploymentConfig | None = None,
+    **options: object,
 ) -> AbstractContextManager[RunningServer]:
     args = CausalLMArgs(
         directory, native_operators="off", **{"pool_tokens": POOL_TOKENS, **options}
     )
     config = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1))
     return running(
-        lambda: Engine(EngineArgs("causal_lm", args, config)),
+        lambda: Engine(EngineArgs("causal_lm", args, config), deployment=deployment),
         CausalLM.serving(args),
         ServerConfig(port=0, served_model_name="policy", **(server or {})),
     )
