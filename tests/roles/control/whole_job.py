@@ -130,6 +130,8 @@ def whole_job(file: Path, cache: Path, *arguments: str) -> Iterator[WholeJob]:
             job.ended()
         process.stdout.close()
         process.wait()
+        if "--detach" in arguments:
+            job.command("down", "--now")
 
 
 def post(url: str, body: object) -> tuple[int, dict[str, Any]]:
