@@ -36,12 +36,15 @@ class _Member(NamedTuple):
     end: int
 
 
-def without_member(body: bytes, name: bytes) -> bytes:
-    """`body`, which has the member, without it; all of them where it is there more than once."""
-    at = _plain(body, name)
+def without_member(body: bytes, key: bytes) -> bytes:
+    """`body`, which has the member, without it; all of them where it is there more than once.
+
+    `key` is its name in quotation marks.
+    """
+    at = _plain(body, key)
     if at < 0:
-        return _without(body, name)
-    found = _PLAIN_VALUE.match(body, at + len(name) + 2)
+        return _without(body, key)
+    found = _PLAIN_VALUE.match(body, at + len(key))
     assert found is not None, "its value was decoded as a string or null"
     start = len(body[:at].rstrip(_SPACE))
     after = _END.match(body, found.end())
@@ -54,27 +57,25 @@ def without_member(body: bytes, name: bytes) -> bytes:
     return body[:start] + body[end:]
 
 
-def with_member(body: bytes, name: bytes, value: bytes, *, present: bool) -> bytes:
+def with_member(body: bytes, key: bytes, value: bytes, *, present: bool) -> bytes:
     """`body` with `value`, as JSON, for the value of that member; put first where it is not
     `present`, or there more than once.
     """
     if present:
-        at = _plain(body, name)
+        at = _plain(body, key)
         if at >= 0:
-            found = _PLAIN_VALUE.match(body, at + len(name) + 2)
+            found = _PLAIN_VALUE.match(body, at + len(key))
             assert found is not None, "its value was decoded as a string or null"
-            if found.group(1) == value:
-                return body
-            return body[: found.start(1)] + value + body[found.end(1) :]
-        body = _without(body, name)
+            start, end = found.span(1)
+            return body[:start] + value + body[end:]
+        body = _without(body, key)
     start = body.index(b"{") + 1
     comma = b"" if _EMPTY.match(body, start) else b","
-    return b'%b"%b":%b%b%b' % (body[:start], name, value, comma, body[start:])
+    return b"%b%b:%b%b%b" % (body[:start], key, value, comma, body[start:])
 
 
-def _plain(body: bytes, name: bytes) -> int:
-    """Where the only `"name"` stands, whose first letter's place is not told by anything else."""
-    key = b'"%b"' % name
+def _plain(body: bytes, key: bytes) -> int:
+    """Where the only `key` stands, if no other could be written with escaped letters; else -1."""
     at = body.find(key)
     if at < 0 or body.find(key, at + len(key)) >= 0:
         return -1
@@ -84,7 +85,8 @@ def _plain(body: bytes, name: bytes) -> int:
     return at
 
 
-def _without(body: bytes, name: bytes) -> bytes:
+def _without(body: bytes, key: bytes) -> bytes:
+    name = key[1:-1]
     start = body.index(b"{") + 1
     end = start
     kept = []

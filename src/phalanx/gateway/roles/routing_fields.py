@@ -13,6 +13,7 @@ import msgspec
 from phalanx.errors import MalformedRequestError
 from phalanx.gateway.roles.json_members import with_member, without_member
 
+_MODEL, _ROUTE_KEY = b'"model"', b'"route_key"'
 _FIELD = {"$.model": "model", "$.route_key": "route_key"}
 
 
@@ -51,15 +52,15 @@ def read_fields(decoder: msgspec.json.Decoder[FieldsT], body: bytes) -> FieldsT:
 def for_generate(body: bytes, fields: RoutingFields) -> bytes:
     """Without `model` and `route_key`: engines know neither at `/generate`."""
     if fields.model is not msgspec.UNSET:
-        body = without_member(body, b"model")
+        body = without_member(body, _MODEL)
     if fields.route_key is not msgspec.UNSET:
-        body = without_member(body, b"route_key")
+        body = without_member(body, _ROUTE_KEY)
     return body
 
 
 def for_chat(body: bytes, fields: RoutingFields, served: bytes) -> bytes:
     """With `served`, as JSON, for its `model`, and without `route_key`."""
-    body = with_member(body, b"model", served, present=fields.model is not msgspec.UNSET)
+    body = with_member(body, _MODEL, served, present=fields.model is not msgspec.UNSET)
     if fields.route_key is not msgspec.UNSET:
-        body = without_member(body, b"route_key")
+        body = without_member(body, _ROUTE_KEY)
     return body
