@@ -13,7 +13,8 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
 """For the answer to a call that has little to do."""
 RETRY_S = 0.5
-POLL_S = 0.05
+FIRST_POLL_S = 0.05
+MAX_POLL_S = 0.5
 MAX_GONE = 3
 """So many refused connections in a row mean that nobody will listen there again."""
 
@@ -32,6 +33,17 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self.left_s == 0.0
+
+
+class PollPause:
+    """Between one question and the next of what no engine tells by itself: ever longer."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_POLL_S
+
+    async def rest(self) -> None:
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(1.5 * self._next_s, MAX_POLL_S)
 
 
 async def attempt(ask: Callable[[], Awaitable[T]], what: str, timeout_s: float) -> T:

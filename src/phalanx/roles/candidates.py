@@ -20,6 +20,7 @@ class Candidates:
     def __init__(self, maker: ReplicaMaker, router: RouterLink) -> None:
         self._maker = maker
         self._router = router
+        self._slots: tuple[Slot, ...] = ()
         self._made: dict[Slot, Replica] = {}
         self._opened = False
 
@@ -32,10 +33,9 @@ class Candidates:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        made, self._made = self._made, {}
-        await all_or_first_error(
-            self._discard(slot, replica, str(error)) for slot, replica in made.items()
-        )
+        slots, made = self._slots, self._made
+        self._slots, self._made = (), {}
+        await all_or_first_error(self._discard(slot, made.get(slot)) for slot in slots)
         if self._opened:
             self._opened = False
             await self._router.close()
@@ -47,8 +47,9 @@ class Candidates:
 
     async def prepare(self, slots: Iterable[Slot]) -> None:
         """Start them and wait until they are healthy."""
+        self._slots = tuple(slots)
         self._opened = await self._router.open()
-        await all_or_first_error(self._prepare(slot) for slot in slots)
+        await all_or_first_error(self._prepare(slot) for slot in self._slots)
 
     async def admit(self) -> None:
         """Give them weights, and to the router."""
@@ -66,10 +67,12 @@ class Candidates:
             slot.replica, slot.restart = replica, False
             if not replica.waits:
                 replica.move(ReplicaState.READY)
-        self._made, self._opened = {}, False
+        self._slots, self._made, self._opened = (), {}, False
 
     async def _prepare(self, slot: Slot) -> None:
         self._made[slot] = await self._maker.prepare(slot)
 
-    async def _discard(self, slot: Slot, replica: Replica, reason: str) -> None:
-        await self._maker.take_down(slot, replica, f"others could not start: {reason}", 0.0)
+    async def _discard(self, slot: Slot, made: Replica | None) -> None:
+        """With what is left of one that failed, and could not be taken down to the end."""
+        for replica in {*slot.remains, *([made] if made else [])}:
+            await self._maker.take_down(slot, replica, "others could not be started", 0.0)

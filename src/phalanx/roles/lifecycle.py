@@ -6,12 +6,11 @@ and nobody asks its engine for anything until somebody has found out. It is neve
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
-from phalanx.roles.calls import POLL_S, Deadline, attempt, insist
+from phalanx.roles.calls import Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
 from phalanx.roles.memory import NUM_TRIES, release, resume
 from phalanx.roles.quiescence import go_on, pause, quiet, run_dry
@@ -51,17 +50,15 @@ class Lifecycle:
         self._publish()
 
     async def drain(self, replica: Replica, timeout_s: float | None = None) -> None:
-        """From READY or DRAINING to DRAINING, with nothing running."""
+        """Have nothing run at one that is DRAINING."""
         self._check_blocked(replica)
-        self.withdraw([replica])
         if not replica.drained:
             async with self._blocking(replica, "it could not be drained"):
                 await self._run_dry(replica, timeout_s)
 
     async def sleep(self, replica: Replica) -> None:
-        """From READY, DRAINING or ONLOADING to SLEEPING, with nothing held."""
+        """From DRAINING or ONLOADING to SLEEPING, with nothing held."""
         self._check_blocked(replica)
-        self.withdraw([replica])
         async with self._blocking(replica, "it could not be put to sleep"):
             if replica.state is ReplicaState.DRAINING and not replica.drained:
                 await self._run_dry(replica, None)
@@ -238,6 +235,7 @@ async def wait_until(
     ask: Callable[[], Awaitable[bool]], what: str, deadline: Deadline, call_timeout_s: float
 ) -> None:
     """Ask until the answer is yes; no answer counts as no. Raises `EngineCallError` at the end."""
+    poll = PollPause()
     while True:
         try:
             if await attempt(ask, what, min(call_timeout_s, max(deadline.left_s, 1.0))):
@@ -247,4 +245,4 @@ async def wait_until(
             last = error
         if deadline.passed:
             raise last
-        await asyncio.sleep(POLL_S)
+        await poll.rest()

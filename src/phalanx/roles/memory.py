@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from phalanx.roles.calls import POLL_S, RETRY_S, Deadline, attempt, insist
+from phalanx.roles.calls import RETRY_S, Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import EngineCallError, Tag
 from phalanx.roles.quiescence import quiet
 from phalanx.roles.replica import Replica
@@ -82,7 +82,7 @@ async def _confirm(replica: Replica, tags: frozenset[Tag], deadline: Deadline) -
 
     Raises `EngineCallError` where it does not get there.
     """
-    what = f"{replica.engine_id}: memory"
+    what, poll = f"{replica.engine_id}: memory", PollPause()
     try:
         while (held := await insist(replica.engine.resident, what, deadline)) is not None:
             if not held & tags:
@@ -93,7 +93,7 @@ async def _confirm(replica: Replica, tags: frozenset[Tag], deadline: Deadline) -
                     f" holds {', '.join(sorted(held & tags))}",
                     uncertain=True,
                 )
-            await asyncio.sleep(POLL_S)
+            await poll.rest()
     except EngineCallError:
         replica.residency = replica.residency.asked(tags)
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from phalanx.roles.calls import CALL_TIMEOUT_S, POLL_S, Deadline, attempt, insist
+from phalanx.roles.calls import CALL_TIMEOUT_S, Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.replica import Replica
 
@@ -24,11 +24,12 @@ async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) ->
     deadline = Deadline(timeout_s)
     if timeout_s > 0:
         await asyncio.sleep(SETTLE_S)
+    poll = PollPause()
     while not deadline.passed:
         if await _seems_idle(replica):
             replica.drained = True
             return
-        await asyncio.sleep(POLL_S)
+        await poll.rest()
     await quiet(replica, Deadline(quiet_timeout_s))
 
 
@@ -36,6 +37,7 @@ async def quiet(replica: Replica, deadline: Deadline) -> None:
     """Pause, then abort until it is idle: from now on nothing runs before `go_on`."""
     engine, name = replica.engine, replica.engine_id
     await pause(replica, deadline)
+    poll = PollPause()
     while not await insist(engine.is_idle, f"{name}: is it idle", deadline):
         if deadline.passed:
             raise EngineCallError(
@@ -43,7 +45,7 @@ async def quiet(replica: Replica, deadline: Deadline) -> None:
                 uncertain=False,
             )
         await insist(engine.abort_all, f"{name}: abort its requests", deadline)
-        await asyncio.sleep(POLL_S)
+        await poll.rest()
     replica.drained = True
 
 

@@ -51,6 +51,7 @@ class FakeEngine:
     requests: list[FakeRequest] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
+    pushed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -156,7 +157,7 @@ class FakeEngine:
         def act() -> None:
             if Tag.WEIGHTS not in self.held:
                 self._misuse("asked to load weights without memory for them")
-            self.put_weights(version)
+            self.version, self.lost_weights = version, False
 
         await self._call("load_weights", act, what=f"{version} {path}")
 
@@ -168,6 +169,7 @@ class FakeEngine:
     def put_weights(self, version: str) -> None:
         """As a trainer does, on its own connection."""
         self.version, self.lost_weights = version, False
+        self.pushed.append(version)
 
     def send(self, duration_s: float) -> FakeRequest:
         """A client's request, which takes that long."""

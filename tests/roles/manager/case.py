@@ -126,7 +126,9 @@ class Case:
                 assert engine.serves or not engine.is_up, (replica, engine)
                 if each.weight_source is not WeightSource.STATIC:
                     assert replica.weight_version is not None
-                    assert engine.version in (replica.weight_version, *engine.loads[-1:])
+                    # An update may be under way, the manager's own or a trainer's.
+                    newer = (*engine.loads[-1:], *engine.pushed[-1:])
+                    assert engine.version in (replica.weight_version, *newer)
                 if each.route_mode is RouteMode.SGLANG_ROUTER and engine.is_up:
                     assert router is not None and replica.base_url in router.workers
 

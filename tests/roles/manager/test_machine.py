@@ -215,6 +215,8 @@ class ManagerMachine(RuleBasedStateMachine):
         case = self.case
         assert not case.violations
         assert not self.world.misused
+        running = [engine.launch.engine_id for engine in self.world.running]
+        assert len(running) == len(set(running)), "two generations at once"
         revisions = [snapshot.revision for snapshot in case.snapshots]
         assert revisions == list(range(len(revisions)))
         for before, after in zip(case.snapshots, case.snapshots[1:], strict=False):

@@ -236,3 +236,23 @@ def test_external_engines_are_neither_started_nor_stopped_and_woken_where_they_s
         await c.world.close()
 
     run(scenario)
+
+
+def test_one_that_dies_when_it_is_whole_and_others_are_not_undoes_them_all():
+    async def scenario():
+        c = case(dynamic(replicas=2))
+        await c.manager.update_weights("m", "/v/2", "2")
+        revision = c.revision
+        c.world.faults.next("load_weights", [None, Fault.SLOW])
+        start = asyncio.create_task(c.manager.start())
+        await asyncio.sleep(4.0)
+        whole = next(engine for engine in c.world.running if "ready" in engine.log)
+        assert len(c.world.running) == 2 and len(c.world.routers["m"].workers) == 1
+        whole.crash()
+        with pytest.raises(PhalanxError, match="died: it crashed"):
+            await start
+        assert c.revision == revision
+        assert not c.world.running
+        await c.manager.shutdown()
+
+    run(scenario)

@@ -235,3 +235,80 @@ def test_an_external_engine_that_comes_back_is_used_again():
         await c.world.close()
 
     run(scenario)
+
+
+def test_a_recovery_does_not_publish_what_a_drain_has_forbidden_meanwhile():
+    async def scenario():
+        c = case(lasting(replicas=2))
+        await c.manager.start()
+        c.engine("m/0").crash()
+        await c.until(lambda: c.state("m/0") is ReplicaState.DEAD)
+        await asyncio.sleep(1.0)
+        assert c.engine("m/0").is_up
+        await c.manager.drain()
+        await asyncio.sleep(100.0)
+        assert c.state("m/0") is ReplicaState.DEAD
+        assert not c.engine("m/0").is_up
+        await c.manager.activate()
+        assert [c.state(f"m/{n}") for n in (0, 1)] == [ReplicaState.READY] * 2
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_one_that_dies_while_it_is_scaled_away_is_not_started_again():
+    async def scenario():
+        c = case(lasting(replicas=2, elastic_enabled=True))
+        await c.manager.start()
+        c.engine("m/1").send(10.0)
+        scale = asyncio.create_task(c.manager.scale("m", 1))
+        await c.until(lambda: c.state("m/1") is ReplicaState.DRAINING)
+        c.engine("m/1").crash()
+        await scale
+        assert c.state("m/1") is None
+        await asyncio.sleep(100.0)
+        assert len(c.world.engines) == 2
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_what_is_left_of_a_candidate_is_gone_before_the_next_is_started():
+    async def scenario():
+        c = case(model(elastic_enabled=True), health_interval_s=1000.0)
+        await c.manager.start()
+        c.world.faults.always("stop", Fault.HANG)
+        c.world.faults.always("ready", Fault.REFUSED)
+        with pytest.raises(PhalanxError):
+            await c.manager.scale("m", 2)
+        assert c.state("m/1") is None
+        assert c.manager.residency()["m/1"] is None
+        c.world.faults.always("ready", None)
+        with pytest.raises(PhalanxError, match="m/1: its processes could not be stopped"):
+            await c.manager.scale("m", 2)
+        assert len(c.world.engines) == 2
+        c.world.faults.stop()
+        await c.manager.scale("m", 2)
+        assert not c.engine("m/1", 1).is_up
+        assert c.state("m/1") is ReplicaState.READY
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_the_dead_leave_their_router_even_where_that_fails_at_first():
+    async def scenario():
+        c = case(model(replicas=2, router=True))
+        await c.manager.start()
+        workers = c.world.routers["m"].workers
+        c.world.faults.always("router.remove", Fault.REFUSED)
+        c.engine("m/0").crash()
+        await c.until(lambda: c.shown("m/0").blocked)
+        assert "router" in c.shown("m/0").detail and len(workers) == 2
+        assert c.manager.residency()["m/1"] and "m/0" not in c.manager.residency()
+        c.world.faults.stop()
+        await c.until(lambda: not c.shown("m/0").blocked)
+        assert workers == {c.engine("m/1").url}
+        await c.manager.shutdown()
+
+    run(scenario)
