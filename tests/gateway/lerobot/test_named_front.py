@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import grpc
@@ -147,5 +148,23 @@ def test_a_port_that_is_taken_is_named():
             with pytest.raises(ConfigurationError, match=f"{port} for LeRobot's clients"):
                 await front.start()
             await front.close()
+
+    run(scenario())
+
+
+def test_a_call_without_the_key_takes_none_of_the_robots_threads():
+    """It sends no message either, for which a handler would wait on its thread."""
+
+    async def scenario():
+        before = set(threading.enumerate())
+        async with named(FakePolicyServer(), keys=Keys("secret", None)) as (port, _):
+            async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
+                for method in ("Ready", "GetActions", "SendObservations"):
+                    call = channel.stream_unary(f"/{wire.SERVICE}/{method}")()
+                    assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+                    assert "Bearer KEY" in await call.details()
+            names = {thread.name for thread in threading.enumerate() if thread not in before}
+            assert any(name.startswith("lerobot-refusal_") for name in names)
+            assert not any(name.startswith("lerobot_") for name in names)
 
     run(scenario())

@@ -8,7 +8,7 @@ actions holds one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
@@ -50,6 +50,13 @@ class _CallDetails(Protocol):
 
 class _RpcEvent(Protocol):
     call_details: _CallDetails
+
+
+class _HandlerCall(Protocol):
+    """What is used of `grpc.HandlerCallDetails`."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 class Context(Protocol):
@@ -95,8 +102,8 @@ class NamedFront:
             "SendObservations": grpc.stream_unary_rpc_method_handler(self._observe),
             "GetActions": grpc.unary_unary_rpc_method_handler(self._actions),
         }
-        handler = grpc.method_handlers_generic_handler(SERVICE, methods)
-        self._server.add_generic_rpc_handlers((handler,))
+        self._door = _Door(listener.keys, methods)
+        self._server.add_generic_rpc_handlers((self._door,))
 
     async def start(self) -> int:
         """Listen, and return the port. Raises `ConfigurationError` where that cannot be done."""
@@ -123,6 +130,7 @@ class NamedFront:
         stopped = self._server.stop(drain_s)
         await self._loop.run_in_executor(None, stopped.wait)
         self._threads.shutdown(wait=False)
+        self._door.close()
 
     # The handlers run on threads; everything else of the gateway is on its event loop.
 
@@ -136,7 +144,6 @@ class NamedFront:
         return self._answer(context, self._robots.actions)
 
     def _observe(self, messages: Iterator[bytes], context: Context) -> bytes:
-        self._check_key(context)
         upload = self._robots.upload()
         payload: bytes | memoryview | None = None
         # The messages are waited for on this thread, so the loop has the timer.
@@ -153,7 +160,6 @@ class NamedFront:
         return self._answer(context, lambda caller: self._robots.keep(caller, payload))
 
     def _answer(self, context: Context, call: Call) -> bytes:
-        self._check_key(context)
         future = asyncio.run_coroutine_threadsafe(call(self._caller(context)), self._loop)
         if not context.add_callback(future.cancel):
             future.cancel()
@@ -170,14 +176,39 @@ class NamedFront:
         session_id = session_id_of(context.invocation_metadata())
         return Caller(context.peer(), address, session_id, self._listener.fps)
 
-    def _check_key(self, context: Context) -> None:
-        given = dict(context.invocation_metadata()).get("authorization", "")
+
+class _Door(grpc.GenericRpcHandler):
+    """Looks at a call's key before one of the robots' threads is given to it."""
+
+    def __init__(self, keys: Keys, methods: Mapping[str, object]) -> None:
+        self._keys = keys
+        self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
+        self._refusal = _Refusal()
+        # As a stream, of which nothing is read: it waits for no message of the caller's.
+        self._refused = grpc.stream_unary_rpc_method_handler(self._refusal)
+
+    def service(self, call: _HandlerCall) -> object:
+        given = dict(call.invocation_metadata).get("authorization", "")
         encoded = given.encode() if isinstance(given, str) else given
-        if not self._listener.keys.allow(Access.INFERENCE, encoded):
-            context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "send the gateway's key as the metadata `authorization: Bearer KEY`",
-            )
+        if not self._keys.allow(Access.INFERENCE, encoded):
+            return self._refused
+        return self._methods.get(call.method)
+
+    def close(self) -> None:
+        self._refusal.experimental_thread_pool.shutdown(wait=False)
+
+
+class _Refusal:
+    """Answers who has no key. gRPC runs it on the pool that it brings, of one thread."""
+
+    def __init__(self) -> None:
+        self.experimental_thread_pool = ThreadPoolExecutor(1, thread_name_prefix="lerobot-refusal")
+
+    def __call__(self, messages: object, context: Context) -> NoReturn:
+        context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "send the gateway's key as the metadata `authorization: Bearer KEY`",
+        )
 
 
 def _refuse(context: Context, error: PhalanxError) -> NoReturn:
