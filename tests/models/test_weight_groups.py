@@ -1,0 +1,108 @@
+"""Weights that a trainer in a process of its own broadcasts to a running engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import InvalidRequestError, WeightUpdateError
+from phalanx.schema.control import JoinWeightGroup, LeaveWeightGroup, ReceiveWeights
+from tests.models.operated import answer, answer_of, drive, save, weights_of
+from tests.parallel.rank_pool import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    base = tmp_path_factory.mktemp("groups")
+    return save(base / "a", 0), save(base / "b", 1)
+
+
+@contextmanager
+def training(directory, world=2, group="g", count=None):
+    """A trainer that sends a checkpoint; yields how to join it."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.models.trainer", str(port), str(world), group]
+    command += [str(directory / "model.safetensors"), *([] if count is None else [str(count)])]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    try:
+        yield JoinWeightGroup("127.0.0.1", port, 1, world, group, "gloo")
+    finally:
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def receive(directory, version=None, group="g"):
+    tensors = weights_of(directory)
+    return ReceiveWeights(
+        tuple(tensors),
+        tuple(str(tensor.dtype) for tensor in tensors.values()),
+        tuple(tuple(tensor.shape) for tensor in tensors.values()),
+        group,
+        version,
+    )
+
+
+def test_a_trainer_broadcasts_new_weights(two):
+    first, second = two
+    driven = drive(first)
+    with training(second) as join:
+        for _ in range(2):  # joining again what is joined changes nothing
+            assert driven.service.control(join)
+        assert driven.service.control(receive(second, "v2"))
+    assert answer(driven) == answer_of(second)
+    for _ in range(2):
+        assert driven.service.control(LeaveWeightGroup("g"))
+    with pytest.raises(InvalidRequestError, match="not joined"):
+        driven.service.control(receive(second))
+
+
+def test_a_trainer_that_ends_too_early_changes_nothing(two):
+    first, second = two
+    driven = drive(first)
+    with training(second, count=3) as join:
+        assert driven.service.control(join)
+        with pytest.raises(WeightUpdateError, match=r"Nothing has changed.*join"):
+            driven.service.control(receive(second, "v2"))
+    assert answer(driven) == answer_of(first)
+    with pytest.raises(InvalidRequestError, match="not joined"):
+        driven.service.control(receive(second))
+
+
+@pytest.mark.parametrize(
+    ("op", "field"),
+    [
+        (JoinWeightGroup("127.0.0.1", 1, 1, 2, "g", "nccl"), "backend"),
+        (JoinWeightGroup("127.0.0.1", 1, 0, 2, "g", "gloo"), "rank_offset"),
+        (JoinWeightGroup("127.0.0.1", 1, 2, 2, "g", "gloo"), "rank_offset"),
+        (ReceiveWeights((), (), (), "nobody"), "group_name"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anybody_waits(two, op, field):
+    with pytest.raises(InvalidRequestError) as raised:
+        drive(two[0]).service.control(op)
+    assert raised.value.field == field
+
+
+NORM = "model.norm.weight"
+
+
+def test_announced_tensors_that_do_not_fit_are_refused_before_they_come(two):
+    driven = drive(two[0])
+    with training(two[1], count=0) as join:
+        assert driven.service.control(join)
+    for names, dtypes, shapes, reason in (
+        ((NORM,), ("float32",), ((31,),), "shape"),
+        (("nothing",), ("float32",), ((32,),), "not one of"),
+        ((NORM,), ("int8",), ((32,),), "int8"),
+        ((NORM,), (), ((32,),), "equally many"),
+    ):
+        with pytest.raises(InvalidRequestError, match=reason):
+            driven.service.control(ReceiveWeights(names, dtypes, shapes, "g"))
+    assert answer(driven) == answer_of(two[0])
+    driven.service.close()
