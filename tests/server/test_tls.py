@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from phalanx import Engine
+from phalanx.cli.main import main
 from phalanx.errors import ConfigurationError
 from phalanx.schema.server_config import ServerConfig
 from phalanx.server.tls import load_tls
@@ -110,3 +111,11 @@ def test_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(certificate
 def test_settings_that_do_not_fit(given, words):
     with pytest.raises(ConfigurationError, match=words):
         ServerConfig(**given)
+
+
+def test_a_bad_file_ends_serve_before_anything_is_loaded(certificate, capsys):
+    arguments = ["serve", "--model", "smollm2-135m", "--tls-cert", "/nowhere/at.pem"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--tls-key", certificate["tls_key"], "--check"])
+    assert ended.value.code == 2
+    assert "tls_cert='/nowhere/at.pem' cannot be read" in capsys.readouterr().err

@@ -50,6 +50,9 @@ class Lifecycle:
         """Go on to `phase`; staying where it is is allowed."""
         assert phase is self._phase or phase in _NEXT[self._phase]
         self._phase = phase
+        if phase is Phase.DRAINING:
+            # Whoever waits at the gate is to hear that nothing is taken any more.
+            self._admitting.set()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -65,7 +68,7 @@ class Lifecycle:
 
     def admit(self, admitting: bool) -> None:
         """Let new requests in, or have them wait at the gate."""
-        if admitting:
+        if admitting or self._phase is Phase.DRAINING:
             self._admitting.set()
         else:
             self._admitting.clear()

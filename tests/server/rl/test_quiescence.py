@@ -96,3 +96,18 @@ def test_whoever_leaves_while_waiting_lets_the_others_in():
             await lifecycle.admitted()
 
     asyncio.run(scenario())
+
+
+def test_a_drain_lets_those_at_the_gate_hear_of_it():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+        quiescence.open_session()
+        entering = asyncio.create_task(lifecycle.admitted())
+        await turns()
+        assert not entering.done()
+        lifecycle.move(Phase.DRAINING)
+        await entering
+        with quiescence.holding():
+            await lifecycle.admitted()
+
+    asyncio.run(scenario())
