@@ -80,21 +80,30 @@ def test_only_its_own_start_is_told_of_a_log_that_goes_on(tmp_path):
     assert log.read_text().startswith("of an earlier start\n")
 
 
-def test_stop_asks_first(fifo):
+def test_stop_asks_first_and_gives_it_its_time(tmp_path, fifo):
     program = """
 def end(*_):
-    print('asked', flush=True); sys.exit(0)
+    say('asked')
+    with open(sys.argv[2]) as go: go.read()
+    print('ended in order', flush=True)
+    sys.exit(0)
 signal.signal(signal.SIGTERM, end); say('ready'); signal.pause()
 """
+    go = Fifo(tmp_path / "go")
 
     async def main() -> None:
         host = ProcessHost()
-        child, _ = await started(host, program, fifo)
-        await child.stop(60)
+        child = host.start(python(program, fifo.path, go.path), tmp_path / "child.log")
+        assert await asyncio.to_thread(fifo.read) == "ready"
+        stopping = asyncio.create_task(child.stop(600))
+        assert await asyncio.to_thread(fifo.read) == "asked"
+        assert not stopping.done()
+        await asyncio.to_thread(go.path.write_text, "go")
+        await stopping
         await host.close(1)
 
     asyncio.run(main())
-    assert last_lines(fifo.path.with_name("child.log"))[-1] == "asked"
+    assert last_lines(tmp_path / "child.log")[-1] == "ended in order"
 
 
 @pytest.mark.parametrize("grace_s", [0, 0.01])
@@ -188,27 +197,58 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from phalanx.roles.child_process import ProcessHost
-from tests.roles.launching.processes import WITH_CHILD, python
+from tests.roles.launching import processes
 
 async def main():
     host = ProcessHost()
-    host.start(python(WITH_CHILD, sys.argv[1]), Path(sys.argv[2]))
+    program = getattr(processes, sys.argv[1])
+    host.start(processes.python(program, sys.argv[2]), Path(sys.argv[3]))
     await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path, fifo):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, fifo.path, tmp_path / "child.log"],
-        cwd=Path(__file__).parents[3],
-    )
-    pids = [int(pid) for pid in fifo.read().split()]
-    with watched(*pids) as ends:
+@contextlib.contextmanager
+def parent_of(program: str, fifo: Fifo):
+    """A process that has started one of `processes`, and the numbers that this one has said."""
+    log = fifo.path.with_name("child.log")
+    command = [sys.executable, "-c", PARENT, program, fifo.path, log]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3]) as parent:
+        try:
+            yield parent, [int(pid) for pid in fifo.read().split()]
+        finally:
+            parent.kill()
+
+
+def test_nothing_outlives_a_parent_that_is_killed(fifo):
+    with parent_of("WITH_CHILD", fifo) as (parent, pids), watched(*pids) as ends:
         parent.kill()
-        parent.wait()
         wait_for_end(ends)
+
+
+def test_the_kernel_ends_it_with_its_parent_though_nobody_guards_it(fifo):
+    with parent_of("FOREVER", fifo) as (parent, pids), watched(*pids) as ends:
+        guards = set(children_of(parent.pid)) - set(pids)
+        assert len(guards) == 1
+        with watched(*guards) as guard_ends:
+            os.kill(guards.pop(), signal.SIGKILL)
+            wait_for_end(guard_ends)
+        parent.kill()
+        wait_for_end(ends)
+
+
+@pytest.mark.parametrize(
+    ("parent", "program", "why"),
+    [
+        (1, "true", "the process that started this one is gone"),
+        (os.getpid(), "/nowhere/x", "cannot run /nowhere/x: No such file"),
+    ],
+)
+def test_what_cannot_be_run_says_so(parent, program, why):
+    command = [sys.executable, "-I", "-S", lifeline.__file__, "run", str(parent), program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and why in ended.stderr
 
 
 def test_a_guard_that_was_killed_is_replaced(tmp_path):
