@@ -81,10 +81,13 @@ def test_what_nobody_is_certain_of_is_unknown(held):
 
 
 def test_replicas_that_start_are_shown_before_they_are_published():
-    starting = UnpublishedReplica("student", "student/0", ReplicaState.STARTING, 10.0)
-    lines = shown(job_table(job(unpublished=(starting,), stage=JobStage.STARTING), 40.0))
+    starting = UnpublishedReplica("student", "student/0", ReplicaState.STARTING, 1, 10.0)
+    logged = "2026-01-01T00:00:00.000Z INFO    phalanx.server listening, loading"
+    talking = UnpublishedReplica("student", "student/1", ReplicaState.STARTING, 1, 20.0, logged)
+    lines = shown(job_table(job(unpublished=(starting, talking), stage=JobStage.STARTING), 40.0))
     assert lines[0] == "mine, starting: http://127.0.0.1:30000, up 40 s"
-    assert lines[2].split() == ["rollout", "student/0", "starting", "since", "30", "s"]
+    assert lines[2].split() == ["rollout", "student/0", "starting", "30", "s"]
+    assert lines[3].split() == "student/1 starting 20 s: listening, loading".split()
     (asleep,) = shown(job_table(job(), 40.0))[2:]
     assert asleep.split() == ["rollout", "student", "ready", "no", "replica"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -21,6 +22,7 @@ STYLES = {
     "draining": "magenta",
     "sleeping": "blue",
 }
+_LOGGED = re.compile(r"\S+Z +[A-Z]+ +\S+ (.*)")
 _SHORT = {"weights": "weights", "kv_cache": "KV", "cuda_graph": "graphs"}
 
 
@@ -59,7 +61,7 @@ def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]
             num_rows += 1
     for replica in status.unpublished:
         since = duration(wall_s - replica.since_wall_s)
-        note = first_line(replica.detail) or f"since {since}"
+        note = f"{since}: {_message(first_line(replica.detail))}".removesuffix(": ")
         state = _state(replica.state)
         yield "" if num_rows else role, replica.engine_id, state, "", "", "", "", note
         num_rows += 1
@@ -97,6 +99,12 @@ def event_line(event: RoleEvent) -> str | None:
     told = first_line(event.detail if plain else f"{event.kind} {event.detail}")
     moment = datetime.fromtimestamp(event.wall_s).strftime("%H:%M:%S")
     return f"{moment} {who}: {told}" if who else f"{moment} {told}"
+
+
+def _message(line: str) -> str:
+    """A line of a log without its time, level and logger."""
+    logged = _LOGGED.match(line)
+    return line if logged is None else logged[1]
 
 
 def first_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
     with _naming(f"{source}: gateway"):
         _check_gateway(job)
     programs = engine_programs(job)
+    given = job.launcher
+    for key, python in (
+        ("sglang_python", given.sglang_python),
+        ("router_python", given.router_python),
+    ):
+        if python is not None and shutil.which(python) is None:
+            raise ConfigurationError(
+                f"{source}: launcher.{key}={python!r} is no program; give an interpreter's path"
+            )
     for role in job.roles:
         for model in role.models:
             with _naming(f"{source}: roles.{role.role}.models.{model.name}"):

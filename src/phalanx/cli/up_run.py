@@ -76,8 +76,10 @@ def _machinery(job: JobConfig, logs: Path) -> Machinery:
     launcher = LauncherByKind(started, ExternalPool())
 
     def backends(role: InferenceRoleSpec) -> Backends:
-        routers = RouterStarter(RouterSettings(logs, policy=role.routing.policy))
-        return Backends(launcher, SGLangEngine, routers.open)
+        routers = RouterSettings(
+            logs, python=given.router_python or sys.executable, policy=role.routing.policy
+        )
+        return Backends(launcher, SGLangEngine, RouterStarter(routers).open)
 
     return Machinery(ProcessHost(), launcher, backends, lambda: started.close(0.0))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.clock import Clock
-from phalanx.roles.child_process import ProcessHost
+from phalanx.roles.child_process import ProcessHost, last_lines
 from phalanx.roles.config import JobConfig
 from phalanx.roles.contracts import Backends, Launcher
 from phalanx.roles.control_app import ControlApi
@@ -23,8 +24,9 @@ from phalanx.roles.control_door import ControlDoor
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.gateway_process import PROGRAM, GatewayLaunch, GatewayProcess
+from phalanx.roles.local_launcher import replica_log
 from phalanx.roles.manager import InferenceManager
-from phalanx.roles.progress import Progress
+from phalanx.roles.progress import Progress, UnpublishedReplica
 from phalanx.roles.publication import initial_content
 from phalanx.roles.run_file import RunFile, RunRecord
 from phalanx.roles.together import all_or_first_error, all_to_their_ends, raise_failures
@@ -207,8 +209,18 @@ class ControlProcess:
                 engine: None if tags is None else tuple(sorted(tags))
                 for engine, tags in residency.items()
             },
-            unpublished=self._progress.of(manager.spec.role, known),
+            unpublished=tuple(
+                self._with_its_word(manager.spec.role, each)
+                for each in self._progress.of(manager.spec.role, known)
+            ),
         )
+
+    def _with_its_word(self, role: str, replica: UnpublishedReplica) -> UnpublishedReplica:
+        """With the last that it has logged, where nothing else is known of what it does."""
+        if replica.detail:
+            return replica
+        file = replica_log(self._place.log_directory, role, replica.engine_id, replica.generation)
+        return dataclasses.replace(replica, detail="".join(last_lines(file, count=1)))
 
     def _record(self) -> RunRecord:
         return RunRecord(

@@ -57,12 +57,13 @@ class ControlSection(msgspec.Struct, frozen=True, kw_only=True):
 
 class LauncherSection(msgspec.Struct, frozen=True, kw_only=True):
     """Where replicas that are started here listen, on any free ports unless there is a first one,
-    and the interpreter that has SGLang (None: the one that runs this).
+    and the interpreters that have SGLang and sglang-router (None: the one that runs this).
     """
 
     host: str = "127.0.0.1"
     first_port: int | None = None
     sglang_python: str | None = None
+    router_python: str | None = None
 
     def __post_init__(self) -> None:
         if self.first_port is not None and not 1 <= self.first_port <= 65535:

@@ -88,7 +88,9 @@ class LocalLauncher:
             ports = undo.enter_context(contextlib.ExitStack())
             address = self._reserve(launch, ports)
             command = engine_command(launch, address, self._settings.programs)
-            log_file = self._log_file(launch)
+            log_file = replica_log(
+                self._settings.log_dir, launch.role, launch.engine_id, launch.generation
+            )
             child = self._host.start(command, log_file, holds=ports)
             undo.pop_all()
         return LocalReplica(address, child)
@@ -109,6 +111,7 @@ class LocalLauncher:
             bootstrap = ports.enter_context(ReservedPort(host, first=given)).number
         return ListenAddress(host, port.number, bootstrap)
 
-    def _log_file(self, launch: ReplicaLaunch) -> Path:
-        name = f"{launch.ordinal}.{launch.generation}.log"
-        return self._settings.log_dir / launch.role / launch.model.name / name
+
+def replica_log(log_dir: Path, role: str, engine_id: str, generation: int) -> Path:
+    """Where a replica logs that was started here."""
+    return log_dir / role / f"{engine_id}.{generation}.log"

@@ -11,11 +11,12 @@ from phalanx.routing.roles.snapshot import ReplicaState
 
 @dataclass(frozen=True)
 class UnpublishedReplica:
-    """One of them. `since_wall_s` is when it was started."""
+    """One of them. `since_wall_s` is when it was started, `detail` what it does, if it says so."""
 
     model: str
     engine_id: str
     state: ReplicaState
+    generation: int
     since_wall_s: float
     detail: str = ""
 
@@ -41,7 +42,7 @@ class Progress:
         key = event.role, event.engine_id
         if event.kind is EventKind.GENERATION:
             self._replicas[key] = UnpublishedReplica(
-                event.model, event.engine_id, ReplicaState.STARTING, event.wall_s
+                event.model, event.engine_id, ReplicaState.STARTING, int(event.detail), event.wall_s
             )
         elif key in self._replicas and event.kind is EventKind.STATE:
             state, _, detail = event.detail.partition(": ")

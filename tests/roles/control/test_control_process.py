@@ -98,11 +98,15 @@ def test_i3_the_gateway_is_there_before_any_engine(tmp_path):
 def test_replicas_that_load_are_told_before_they_are_published(tmp_path):
     async def scenario():
         async with fake_job(tmp_path) as job:
+            logs = tmp_path / "logs" / "rollout" / "student"
+            logs.mkdir(parents=True)
+            (logs / "0.1.log").write_text("listening\nloading\n")
             job.world.faults.always("healthy", Fault.HANG)
             starting = asyncio.create_task(job.process.start())
             await until_asked(job, "healthy")
-            coming = [each for role in job.process.describe().roles for each in role.unpublished]
-            assert "starting" in {each.state for each in coming}
+            coming = job.process.describe().roles[0].unpublished
+            assert {each.state for each in coming} == {"starting"}
+            assert {each.engine_id: each.detail for each in coming}["student/0"] == "loading"
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
         assert job.world.running == ()
