@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from phalanx.client import AsyncRoleClient, RoleClientSettings
+from phalanx.client.roles.request import Kind, RoleRequest
 from phalanx.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -293,6 +294,36 @@ def test_d4_a_failed_connect_is_followed_by_one_refresh_and_another_replica():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("policy", RoutingPolicy)
+def test_d4_what_was_not_reached_is_not_chosen_again_however_idle_or_preferred(policy):
+    async def scenario():
+        async def hold(request: Request) -> None:
+            if request.json == {"hold": True}:
+                await release.wait()
+            request.answer({})
+
+        release = asyncio.Event()
+        gone, there = FakeEngine("math/0"), FakeEngine("math/1", hold)
+        async with role(there) as gateway, AsyncRoleClient(gateway.role_url) as client:
+            busy = asyncio.create_task(client.generate({"hold": True}))
+            await there.arrived()
+            await gone.start()
+            gateway.publish(
+                content(
+                    model("math", gone.replica(), there.replica()),
+                    routing=RoutingSpec(policy=policy),
+                )
+            )
+            await gone.stop()
+            await heard(client, gateway)
+            for number in range(8):
+                assert await client.generate({}, affinity=f"key-{number}") == {}
+            release.set()
+            await busy
+
+    asyncio.run(scenario())
+
+
 def test_d4_the_second_failed_connect_is_the_last():
     async def scenario():
         async with role() as gateway, AsyncRoleClient(gateway.role_url) as client:
@@ -458,6 +489,36 @@ def test_closing_ends_what_runs_and_what_comes_later():
                 with pytest.raises(EngineUnavailableError, match="the client is closed"):
                     await work
             await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_reads_is_closed_at_the_engine():
+    async def scenario():
+        async def half(request: Request) -> None:
+            request.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+            await request.gone.wait()
+            left.set()
+
+        left = asyncio.Event()
+        async with role(FakeEngine(behave=half)) as gateway:
+            async with AsyncRoleClient(gateway.role_url) as client:
+                started = await client._calls.start(
+                    RoleRequest.of(Kind.GENERATE, PAYLOAD, None, None, None)
+                )
+                await started.close()
+                await left.wait()
+
+    asyncio.run(scenario())
+
+
+def test_proxies_that_the_environment_names_are_not_used(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, closed_port())
+
+    async def scenario():
+        async with role(FakeEngine()) as gateway, AsyncRoleClient(gateway.role_url) as client:
+            assert (await client.generate(PAYLOAD))["sent"] == PAYLOAD
 
     asyncio.run(scenario())
 

@@ -237,6 +237,34 @@ def test_a_large_document_comes_compressed():
     asyncio.run(scenario())
 
 
+def test_a_look_that_began_earlier_is_not_the_one_that_is_asked_for_now():
+    async def scenario():
+        held: list[Request] = []
+
+        async def hold_first(request: Request) -> None:
+            if "after" not in request.query:
+                held.append(request)
+                arrived.release()
+                if len(held) == 1:
+                    await release.wait()
+            await gateway._discovery(request)
+
+        arrived, release = asyncio.Semaphore(0), asyncio.Event()
+        async with role(FakeEngine()) as gateway, client_of(gateway.role_url) as client:
+            await client.wait_ready()
+            gateway.fault = hold_first
+            refresh = client._calls.follower.refresh
+            early = asyncio.create_task(refresh())
+            await arrived.acquire()
+            late = [asyncio.create_task(refresh()) for _ in range(3)]
+            await asyncio.sleep(0)
+            release.set()
+            await asyncio.gather(early, *late)
+            assert len(held) == 2  # all who came late share one
+
+    asyncio.run(scenario())
+
+
 def test_closing_stops_following():
     async def scenario():
         async with role(FakeEngine()) as gateway:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.client import RoleClient
+from phalanx.client.roles.loop_thread import LoopThread
 from phalanx.errors import ConfigurationError, EngineUnavailableError, UnknownModelError
 from tests.client.roles.servers import FakeEngine, FakeGateway, Request, model
 from tests.client.roles.test_direct import PAYLOAD
@@ -169,6 +170,25 @@ def test_a_client_that_cannot_be_made_leaves_no_thread():
     with pytest.raises(ConfigurationError, match="no HTTP URL"):
         RoleClient("nowhere")
     assert threading.active_count() == before
+
+
+def test_what_is_about_to_end_when_it_is_closed_ends_by_itself():
+    async def ending() -> str:
+        begun.set()
+        await loop._stop.wait()  # from here on nothing is waited for but what still runs
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "whole"
+
+    async def last() -> None: ...
+
+    loop, begun, got = LoopThread("RoleClient"), threading.Event(), []
+    thread = threading.Thread(target=lambda: got.append(loop.run(ending())))
+    thread.start()
+    begun.wait()
+    loop.close(last)
+    thread.join()
+    assert got == ["whole"]
 
 
 BLOCKED = """
