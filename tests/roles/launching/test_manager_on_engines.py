@@ -18,6 +18,7 @@ from phalanx.roles.contracts import Backends
 from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
 from phalanx.roles.manager import InferenceManager
 from phalanx.roles.publication import initial_content
+from phalanx.roles.relax_args import from_relax_args
 from phalanx.roles.router_process import RouterSettings, RouterStarter
 from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.routing.roles.registry import RoleRegistry
@@ -25,7 +26,6 @@ from phalanx.routing.roles.snapshot import ReplicaState, RoleReplica
 from phalanx.schema.roles import (
     DeploymentSpec,
     EngineKind,
-    InferenceModelSpec,
     InferenceRoleSpec,
     RoutingSpec,
     WeightSource,
@@ -47,16 +47,11 @@ FIRST = 1
 class Job:
     """One role of one model on this machine."""
 
-    def __init__(self, model: InferenceModelSpec, logs: Path, **times: float) -> None:
-        usual = {"startup_timeout_s": 120.0, "drain_timeout_s": 60.0, "offload_timeout_s": 60.0}
-        deployment = DeploymentSpec(**{**usual, "health_interval_s": 0.2, **times})
-        spec = InferenceRoleSpec(
-            "rollout", WorkloadType.ROLLOUT, deployment, RoutingSpec(), (model,)
-        )
+    def __init__(self, spec: InferenceRoleSpec, logs: Path) -> None:
         self.launcher = FaultyLauncher(
             LocalLauncher(LocalLauncherSettings(logs, programs=CONFORMANCE))
         )
-        self.registry = RoleRegistry("rollout", "e", initial_content(spec))
+        self.registry = RoleRegistry(spec.role, "e", initial_content(spec))
         routers = RouterStarter(RouterSettings(logs))
         self.manager = InferenceManager(
             spec,
@@ -106,13 +101,23 @@ class Job:
 async def running(
     kind: EngineKind, model: Path, logs: Path, source: WeightSource = WeightSource.STATIC, **times
 ) -> AsyncIterator[Job]:
-    job = Job(model_for(kind, model, source), logs, **times)
+    usual = {"startup_timeout_s": 120.0, "drain_timeout_s": 60.0, "offload_timeout_s": 60.0}
+    deployment = DeploymentSpec(**{**usual, "health_interval_s": 0.2, **times})
+    models = (model_for(kind, model, source),)
+    spec = InferenceRoleSpec("rollout", WorkloadType.ROLLOUT, deployment, RoutingSpec(), models)
+    job = Job(spec, logs)
     try:
         await job.manager.start()
         yield job
     finally:
         await job.manager.shutdown(0)
         await job.launcher.close()
+
+
+def relax_job(logs: Path, model: Path, **arguments: object) -> dict[str, Job]:
+    """The roles of Relax's arguments that need no router, on the server that stands for SGLang."""
+    roles = from_relax_args({"hf_checkpoint": str(model), "rollout_num_gpus": 1, **arguments})
+    return {role.role: Job(role, logs) for role in roles if not role.models[0].needs_router}
 
 
 def run(test: Callable[[], object]) -> None:
@@ -307,5 +312,50 @@ def test_a_slow_drain_is_waited_for_and_nothing_is_lost(tiny_llama, tmp_path):
             job.server.lift()
             await draining
             assert (await request)["meta_info"]["finish_reason"]["type"] == "length"
+
+    run(test)
+
+
+@pytest.mark.long
+def test_i61_what_relax_s_arguments_describe_runs_as_roles_without_a_facade(tiny_llama, tmp_path):
+    """One class of engine and one of manager for both; each has its own specification alone."""
+    path = str(tiny_llama)
+
+    async def test() -> None:
+        jobs = relax_job(
+            tmp_path,
+            tiny_llama,
+            resource={"actor": [1, 1], "rollout": [1, 1], "genrm": [1, 2], "teacher": [1, 1]},
+            fully_async=True,
+            sglang_dtype="float16",
+            genrm_model_path=path,
+            genrm_num_gpus_per_engine=2,
+            genrm_engine_config={"max_context_len": 4096},
+            use_opd=True,
+            opd_type="sglang",
+            teacher_hf_checkpoint=path,
+            teacher_sglang_mem_fraction_static=0.5,
+        )
+        assert list(jobs) == ["genrm", "teacher"]
+        try:
+            told = {}
+            for name, job in jobs.items():
+                await job.manager.start()
+                (replica,) = job.registry.snapshot.content.models[0].replicas
+                assert replica.direct_eligible
+                async with SGLangEngine(replica.base_url) as engine:
+                    assert await engine.ready()
+                    assert type(job.manager) is InferenceManager
+                async with httpx.AsyncClient() as client:
+                    told[name] = (await client.get(f"{replica.base_url}/server_info")).json()
+            judge, teacher = told["genrm"], told["teacher"]
+            assert (judge["tp_size"], judge["context_length"]) == (2, 4096)
+            assert (teacher["tp_size"], teacher["mem_fraction_static"]) == (1, "0.5")
+            assert judge["mem_fraction_static"] is None
+            assert judge["dtype"] is None and teacher["dtype"] is None
+        finally:
+            for job in jobs.values():
+                await job.manager.shutdown(0)
+                await job.launcher.close()
 
     run(test)

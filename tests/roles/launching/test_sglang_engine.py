@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import pkgutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+import phalanx.roles
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import EngineCallError, EngineControl, Tag
 from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
@@ -94,8 +97,11 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_it_is_an_engine_control():
+def test_i5_there_is_one_class_of_engine_for_every_role_and_make():
     _: Callable[[str], EngineControl] = SGLangEngine
+    for module in pkgutil.iter_modules(phalanx.roles.__path__, "phalanx.roles."):
+        importlib.import_module(module.name)
+    assert SGLangEngine.__subclasses__() == []
 
 
 @pytest.mark.parametrize("name", EVERY_CALL)

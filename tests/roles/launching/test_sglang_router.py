@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.router_process import RouterSettings, RouterStarter
-from phalanx.roles.sglang_router import SGLangRouter
+from phalanx.roles.sglang_router import DROPPED_FIELDS, SGLangRouter
 from phalanx.schema.roles import EngineGroupSpec, RouteMode, WorkerType
 from tests.roles.launching.specs import model_of
 
@@ -209,3 +210,10 @@ def test_i25_opening_one_warns_of_what_it_does_not_pass_on(tmp_path, caplog):
     (record,) = [one for one in caplog.records if one.name.endswith("router_process")]
     assert "route_mode direct" in record.getMessage()
     assert "return_routed_experts" in record.getMessage()
+
+
+@pytest.mark.parametrize("path", DROPPED_FIELDS)
+def test_i25_what_it_does_not_pass_on_is_documented(path):
+    page = Path(__file__).parents[3] / "docs" / "role-engines.md"
+    (row,) = [line for line in page.read_text().splitlines() if line.startswith(f"| `{path}` |")]
+    assert [name for name in DROPPED_FIELDS[path] if f"`{name}`" not in row] == []
