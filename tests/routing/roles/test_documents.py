@@ -186,6 +186,16 @@ def test_documents_are_encoded_once_a_snapshot_for_everybody():
     assert documents.of(snapshot(revision=9)).compressed is None
 
 
+def test_a_document_that_is_not_followed_any_more_says_why_and_goes_back_to_what_it_was():
+    documents, of = EncodedDocuments(), snapshot(model("math", replica("math/0")))
+    fresh = documents.of(of)
+    stale = documents.of(of, "nobody answers")
+    assert documents.of(of, "nobody answers") is stale and stale is not fresh
+    told = decode_discovery(stale.discovery)
+    assert told.stale == "nobody answers" and snapshot_of(told) == of
+    assert b"stale" not in documents.of(of).discovery and b"stale" not in stale.internal
+
+
 def _engine(eligible: bool = True) -> dict:
     return {
         "engine_id": "m/0",

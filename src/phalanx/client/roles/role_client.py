@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from phalanx.client.roles.answers import JsonObject
 from phalanx.client.roles.async_role_client import AsyncRoleClient
+from phalanx.client.roles.blocking_stream import BlockingRoleStream
 from phalanx.client.roles.loop_thread import LoopThread
-from phalanx.client.roles.role_stream import RoleStream
 from phalanx.client.roles.settings import Mode, RoleClientSettings
-from phalanx.errors import EngineUnavailableError
 from phalanx.routing.roles.snapshot import RoleSnapshot
 from phalanx.wire.discovery import DiscoveryDocument
 
@@ -147,43 +145,6 @@ class RoleClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class BlockingRoleStream:
-    """As `RoleStream`, read by `for`."""
-
-    def __init__(self, loop: LoopThread, stream: RoleStream) -> None:
-        self._loop = loop
-        self._stream = stream
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> JsonObject:
-        event = self._loop.run(_next(self._stream))
-        if event is None:
-            raise StopIteration
-        return event
-
-    def close(self) -> None:
-        """Cancels the request where it has not ended. Any number of times."""
-        with suppress(EngineUnavailableError):  # the client is closed, and with it this
-            self._loop.run(self._stream.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-async def _next(stream: RoleStream) -> JsonObject | None:
-    return await anext(stream, None)
 
 
 async def _made(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from phalanx.errors import UnknownModelError
 from phalanx.gateway.http.message import JSON, HttpRequest, HttpResponse
 from phalanx.gateway.http.queries import wait_s, whole
@@ -50,11 +48,7 @@ class Discovery:
             return HttpResponse.json(
                 400, {"error": {"code": "invalid_request", "message": message}}
             )
-        encoded = self._documents.of(snapshot)
-        lost = self._lost()
-        if lost:
-            told = msgspec.json.encode(lost)
-            return _document(encoded.discovery[:-1] + b',"stale":' + told + b"}")
+        encoded = self._documents.of(snapshot, self._lost())
         compressed = encoded.compressed if _takes_gzip(request) else None
         if compressed is not None:
             return _document(compressed, {"content-encoding": "gzip", "vary": "accept-encoding"})

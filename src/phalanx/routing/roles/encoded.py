@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 
+import msgspec
+
 from phalanx.routing.roles.documents import discovery, internal
 from phalanx.routing.roles.snapshot import RoleSnapshot
 from phalanx.wire.discovery import encode_document
@@ -14,10 +16,14 @@ LEVEL = 1
 
 
 class EncodedSnapshot:
-    """The bytes of one snapshot; each kind is made when it is first asked for."""
+    """The bytes of one snapshot; each kind is made when it is first asked for.
 
-    def __init__(self, snapshot: RoleSnapshot) -> None:
+    `stale` says in the public document why nothing newer is known, or is empty.
+    """
+
+    def __init__(self, snapshot: RoleSnapshot, stale: str = "") -> None:
         self.snapshot = snapshot
+        self.stale = stale
         self._discovery: bytes | None = None
         self._compressed: bytes | None = None
         self._internal: bytes | None = None
@@ -26,7 +32,10 @@ class EncodedSnapshot:
     def discovery(self) -> bytes:
         """The public document."""
         if self._discovery is None:
-            self._discovery = encode_document(discovery(self.snapshot))
+            document = discovery(self.snapshot)
+            if self.stale:
+                document = msgspec.structs.replace(document, stale=self.stale)
+            self._discovery = encode_document(document)
         return self._discovery
 
     @property
@@ -50,8 +59,9 @@ class EncodedDocuments:
     def __init__(self) -> None:
         self._newest: EncodedSnapshot | None = None
 
-    def of(self, snapshot: RoleSnapshot) -> EncodedSnapshot:
+    def of(self, snapshot: RoleSnapshot, stale: str = "") -> EncodedSnapshot:
+        """As `EncodedSnapshot`, the same object for the same snapshot and words."""
         newest = self._newest
-        if newest is None or newest.snapshot is not snapshot:
-            newest = self._newest = EncodedSnapshot(snapshot)
+        if newest is None or newest.snapshot is not snapshot or newest.stale != stale:
+            newest = self._newest = EncodedSnapshot(snapshot, stale)
         return newest

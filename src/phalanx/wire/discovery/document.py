@@ -85,7 +85,8 @@ class DiscoveryDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What anybody is told who may ask.
 
     Within one `registry_epoch` the `topology_revision` grows with every change, and never goes
-    back; revisions of different epochs cannot be compared.
+    back; revisions of different epochs cannot be compared. `stale` says why nothing newer is known,
+    where who publishes the role is not heard.
     """
 
     role: str
@@ -96,6 +97,7 @@ class DiscoveryDocument(msgspec.Struct, frozen=True, kw_only=True):
     expose_engine_urls: bool = True
     routing: RoutingEntry = RoutingEntry()
     models: Mapping[str, ModelEntry] = {}
+    stale: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class InternalDocument(DiscoveryDocument, frozen=True, kw_only=True):
