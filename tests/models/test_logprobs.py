@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from phalanx.schema.control import Continue, Pause, PauseMode
+from phalanx.schema.control import Continue, Pause, PauseMode, Sleep, Wake
 from phalanx.schema.generate import GenerateRequest, Length, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from tests.models.driver import Drive
@@ -168,3 +168,30 @@ def test_several_completions_report_the_prompt_once(smollm2, text, expected):
     check(asked, output, expected)
     scores = expected((*asked.input_ids, *second.token_ids))
     check_entries(second.logprobs, scores[20:], asked.logprobs)
+
+
+def test_complaint_slime_714_log_probabilities_are_those_of_a_plain_forward(
+    smollm2, text, expected
+):
+    """What a trainer computes of the same tokens, sampled and given, whatever computed beside it.
+
+    Also after the weights were given back, and taken again.
+    """
+    sampled = [
+        request(text[:length], start=0, temperature=1.0, sampling_seed=length, max_new_tokens=24)
+        for length in (11, 40, 75)
+    ]
+    drive = Drive(smollm2, max_step_tokens=32)
+    first = drive.run(*sampled)
+    assert drive.service.control(Sleep())
+    assert drive.service.control(Wake())
+    for output, wanted in zip([*first, *drive.run(*sampled)], sampled * 2, strict=True):
+        ids = (*wanted.input_ids, *output.completions[0].token_ids)
+        scores = expected(ids)
+        found = (*output.prompt_logprobs.values, *output.completions[0].logprobs.values)
+        plain = [scores[at][token].item() for at, token in enumerate(ids)]
+        assert max(abs(a - b) for a, b in zip(found[1:], plain[1:], strict=True)) < TOLERANCE
+        # A teacher is given the whole, and scores it.
+        [scored] = drive.run(request(ids, start=0, max_new_tokens=0))
+        values = scored.prompt_logprobs.values
+        assert max(abs(a - b) for a, b in zip(values[1:], plain[1:], strict=True)) < TOLERANCE

@@ -93,6 +93,7 @@ class Operations:
                 self._expect_memory()
                 self._check(partial(self._weights.check_directory, Path(path)))
                 self._change(partial(self._weights.replace_all, Path(path)), version)
+                self._engine.backend.release_cached_memory()
             case ReplaceWeights(tensors=tensors, version=version):
                 self._replace(tensors, version)
             case ReceiveWeights():
