@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs, urlsplit
@@ -83,14 +84,15 @@ class FakeServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    async def start(self, port: int = 0) -> str:
-        self._server = await asyncio.start_server(self._connected, HOST, port)
+    async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> str:
+        self._server = await asyncio.start_server(self._connected, HOST, port, ssl=tls)
+        self._scheme = "http" if tls is None else "https"
         self.port = self._server.sockets[0].getsockname()[1]
         return self.url
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{self._scheme}://{HOST}:{self.port}"
 
     async def arrived(self, count: int = 1) -> Request:
         """The request of that number, once it is there."""

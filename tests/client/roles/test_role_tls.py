@@ -1,0 +1,58 @@
+"""Over TLS: discovery, engines and the gateway are believed by their certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phalanx.client import AsyncRoleClient, RoleClientSettings
+from phalanx.errors import EngineUnavailableError, NoServerError
+from tests.client.roles.servers import FakeEngine, FakeGateway, model
+from tests.client.roles.test_direct import PAYLOAD
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="no openssl to make a certificate"
+)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> tuple[Path, ssl.SSLContext]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(cert, key)
+    return cert, serving
+
+
+def test_a_certificate_is_trusted_where_the_settings_say_so_and_not_otherwise(certificate):
+    cert, serving = certificate
+
+    async def scenario():
+        gateway, engine = FakeGateway(), FakeEngine()
+        await gateway.start(tls=serving)
+        await engine.start(tls=serving)
+        assert gateway.role_url.startswith("https://")
+        gateway.show(model("math", engine.replica()))
+        settings = RoleClientSettings(tls_root=cert)
+        for mode in ("direct", "gateway"):
+            async with AsyncRoleClient(gateway.role_url, mode=mode, settings=settings) as client:
+                assert (await client.generate(PAYLOAD))["sent"] == PAYLOAD
+        async with AsyncRoleClient(gateway.role_url) as client:
+            with pytest.raises(EngineUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.generate(PAYLOAD)
+        async with AsyncRoleClient(gateway.role_url, mode="gateway") as client:
+            with pytest.raises(NoServerError, match="nothing was sent"):
+                await client.generate(PAYLOAD)
+        await gateway.stop()
+        await engine.stop()
+
+    asyncio.run(scenario())
