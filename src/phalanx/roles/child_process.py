@@ -88,7 +88,7 @@ class ChildProcess:
             async with asyncio.timeout(grace_s):
                 await asyncio.shield(self._ended)
         if not self._ended.done():
-            lifeline.kill(self.pid)
+            await asyncio.to_thread(lifeline.kill, self.pid)
         await self.gone()
 
     async def gone(self) -> None:
@@ -112,7 +112,8 @@ class ChildProcess:
     async def _watch(self) -> None:
         """When the leader has ended, end the rest, and only then let go of its number."""
         await asyncio.shield(self._ended)
-        while lifeline.kill(self.pid):  # noqa: ASYNC110 - nobody tells of a session's end
+        # To look through all processes takes a while on a machine with many.
+        while await asyncio.to_thread(lifeline.kill, self.pid):
             await asyncio.sleep(_PAUSE_S)
         self._process.wait()
         os.close(self._pidfd)

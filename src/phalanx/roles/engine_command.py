@@ -20,7 +20,6 @@ from phalanx.schema.roles import EngineGroupSpec, EngineKind, WeightSource, Work
 
 PHALANX_FLAGS = frozenset(
     {
-        "api_key",
         "base_port",
         "context_length",
         "device",
@@ -36,8 +35,6 @@ PHALANX_FLAGS = frozenset(
         "quantization",
         "replicas",
         "seed",
-        "tls_cert",
-        "tls_key",
         "tp",
     }
 )
@@ -45,6 +42,7 @@ PHALANX_FLAGS = frozenset(
 _WORKER_TYPE = "say it as the group's worker_type"
 _LAUNCHER = "the launcher chooses it"
 _WEIGHTS = "say it as the model's weight_source"
+_KEY = "who may ask, and over TLS, is the gateway's matter; engines listen inside"
 _PATH, _NAME = "say it as the model's path", "say it as the model's served_model_name"
 PHALANX_OWN: Mapping[str, str] = {
     "model": _PATH,
@@ -62,6 +60,12 @@ PHALANX_OWN: Mapping[str, str] = {
     "server.bootstrap_port": _LAUNCHER,
     "weight_source": _WEIGHTS,
     "server.weight_source": _WEIGHTS,
+    "api_key": _KEY,
+    "server.api_key": _KEY,
+    "tls_cert": _KEY,
+    "server.tls_cert": _KEY,
+    "tls_key": _KEY,
+    "server.tls_key": _KEY,
     "log_file": "each replica's log is kept by the launcher",
     "log.file": "each replica's log is kept by the launcher",
 }
@@ -72,6 +76,9 @@ SGLANG_OWN: Mapping[str, str] = {
     "served_model_name": _NAME,
     "host": _LAUNCHER,
     "port": _LAUNCHER,
+    "api_key": _KEY,
+    "ssl_certfile": _KEY,
+    "ssl_keyfile": _KEY,
     "disaggregation_mode": _WORKER_TYPE,
     "disaggregation_bootstrap_port": _LAUNCHER,
     "nnodes": "say it as the group's nodes_per_replica",

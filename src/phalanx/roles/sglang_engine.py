@@ -68,13 +68,15 @@ class SGLangEngine:
 
     async def healthy(self) -> bool:
         """Whether `/health` answers 200 in time."""
-        return await self._answers_200("/health", self._timeouts.health_s)
+        return await self._status("/health", self._timeouts.health_s) == 200
 
     async def ready(self) -> bool:
         """Whether it generates a token. For an engine that holds weights and cache: SGLang's own
-        crashes on it otherwise.
+        crashes on it otherwise. A server of another make, which has no such check, is asked whether
+        it is healthy.
         """
-        return await self._answers_200("/health_generate", self._timeouts.ready_s)
+        status = await self._status("/health_generate", self._timeouts.ready_s)
+        return await self.healthy() if status == 404 else status == 200
 
     async def pause(self) -> None:
         await self._post("/pause_generation", {"mode": "abort"})
@@ -149,12 +151,12 @@ class SGLangEngine:
     ) -> None:
         await self.close()
 
-    async def _answers_200(self, path: str, timeout_s: float) -> bool:
+    async def _status(self, path: str, timeout_s: float) -> int | None:
+        """That of the answer; None where there is none in time."""
         try:
-            response = await self._send("GET", path, None, timeout_s)
+            return (await self._send("GET", path, None, timeout_s)).status_code
         except EngineCallError:
-            return False
-        return response.status_code == 200
+            return None
 
     async def _memory(self) -> Mapping[str, Any]:
         memory = (await self._get("/server_info")).get("memory")

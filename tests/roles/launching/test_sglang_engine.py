@@ -197,6 +197,14 @@ def test_health_and_readiness_are_different_questions():
     assert sent[0].url.path == "/health_generate"
 
 
+@pytest.mark.parametrize("healthy", [200, 503])
+def test_a_server_of_another_make_is_ready_when_it_is_healthy(healthy):
+    answers = httpx.Response(404), httpx.Response(healthy)
+    ready, sent = asked(lambda engine: engine.ready(), *answers)
+    assert ready is (healthy == 200)
+    assert [request.url.path for request in sent] == ["/health_generate", "/health"]
+
+
 def test_a_key_goes_along():
     seen = []
 
