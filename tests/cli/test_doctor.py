@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,17 @@ def test_doctor_checks_a_file(run, tmp_path):
     code, out, _ = run("doctor", str(file))
     assert code == 1
     assert f"fault {file}: plugin 'nosuch' is not known" in out
+
+
+def test_a_jobs_file_is_checked_too(run):
+    file = Path(__file__).parents[2] / "examples" / "roles.yaml"
+    code, out, _ = run("doctor", str(file))
+    assert out.splitlines()[-1] == f"ok    {file}: runs the roles rollout, genrm, teacher"
+
+
+def test_what_is_wrong_with_a_jobs_file_is_a_fault(run, tmp_path):
+    file = tmp_path / "roles.yaml"
+    file.write_text("roles: {rollout: {models: {a: {modle: x}}}}")
+    code, out, _ = run("doctor", str(file))
+    assert code == 1
+    assert "did you mean roles.rollout.models.a.model?" in out.splitlines()[-1]

@@ -40,10 +40,11 @@ class Finding(NamedTuple):
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(help="A server's file, which is checked as by serve --check.")
+        Path | None,
+        typer.Argument(help="A server's file, or a job's, which is checked as by --check."),
     ] = None,
 ) -> None:
-    """Check this machine, this installation and, where one is given, a server's file.
+    """Check this machine, this installation and, where one is given, the file of a server or a job.
 
     Exits with 1 where something is at fault.
     """
@@ -168,13 +169,37 @@ def _ports() -> Iterable[Finding]:
 
 
 def _configuration(path: Path) -> Finding:
-    from phalanx.cli.serve import load_config
-    from phalanx.cli.serve_plan import plan
     from phalanx.errors import InvalidInputError
 
     try:
-        loaded, source = load_config(path, {})
-        made = plan(loaded, source, prepare=False)
+        words = _roles(path) if _is_job(path) else f"serves {_plugin(path)}"
     except InvalidInputError as error:
         return Finding(Verdict.FAULT, str(path), str(error))
-    return Finding(Verdict.OK, str(path), f"serves {made.engine.plugin}")
+    return Finding(Verdict.OK, str(path), words)
+
+
+def _is_job(path: Path) -> bool:
+    """Whether it is a file of roles. One that cannot be read is told of by whoever reads it."""
+    from phalanx.schema.yaml_text import parse_yaml
+
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return isinstance(document, dict) and "roles" in document
+
+
+def _roles(path: Path) -> str:
+    from phalanx.cli.up_plan import check_job, load_job
+
+    job = load_job(path)
+    check_job(job, str(path), deeply=True)
+    return f"runs the roles {', '.join(role.role for role in job.roles)}"
+
+
+def _plugin(path: Path) -> str:
+    from phalanx.cli.serve import load_config
+    from phalanx.cli.serve_plan import plan
+
+    loaded, source = load_config(path, {})
+    return plan(loaded, source, prepare=False).engine.plugin

@@ -46,6 +46,7 @@ def test_a_job_is_found_by_its_name_and_where_it_is_the_only_one(jobs):
             second.write(record("two"))
             with pytest.raises(NoJobError, match="one, two; say which one with --name"):
                 jobs.find(None)
+    assert not file.path.exists()
     with pytest.raises(NoJobError):
         jobs.find("one")
 
