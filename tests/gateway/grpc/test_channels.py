@@ -50,7 +50,7 @@ async def scripted(**settings: int) -> AsyncIterator[tuple[Channels, Endpoint, a
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
         made.append(peer)
-        assert await reader.readexactly(24) == frames.PREFACE
+        assert await peer.preface() == frames.PREFACE
         peer.send(frames.settings({Setting[name]: value for name, value in settings.items()}))
         await peers.put(peer)
 
@@ -170,6 +170,26 @@ def test_many_requests_share_a_connection_that_is_being_made():
         )
         assert all(isinstance(each, NotConnectedError) for each in results)
         await channels.close()
+
+    run(scenario())
+
+
+def test_one_that_leaves_does_not_take_the_connection_from_others():
+    async def scenario():
+        with silent() as (listening, endpoint):
+            channels = Channels(lambda: frozenset({endpoint}), connect_timeout_s=30.0)
+            first, second = (asyncio.ensure_future(ask(channels, endpoint)) for _ in range(2))
+            listening.setblocking(False)
+            taken, _ = await asyncio.get_running_loop().sock_accept(listening)
+            first.cancel()
+            await asyncio.wait((first,))
+            peer = Peer(*await asyncio.open_connection(sock=taken))
+            peer.send(frames.settings({}))
+            assert await peer.preface() == frames.PREFACE
+            peer.answer(await peer.request(), answer_to(request()))
+            assert await second == answer_to(request())
+            await channels.close()
+            await peer.close()
 
     run(scenario())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,6 +32,7 @@ class Echo:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     taken: list[int] = field(default_factory=list)
+    close: Callable[[float], Awaitable[None]] | None = None
 
     async def until(self, *, held: int = 0, left: int = 0, taken: int = 0) -> None:
         while self.held < held or self.left < left or len(self.taken) < taken:
@@ -96,6 +97,7 @@ async def echo(
     front = GrpcFront(HOST, 0, limits=limits, clock=ManualClock())
     front.add(served.service())
     served.port = await front.start()
+    served.close = front.close
     try:
         yield served
     finally:

@@ -83,6 +83,10 @@ class Peer:
         trailers = written(((b"grpc-status", b"0"),))
         self.send(frames.headers(stream_id, trailers, 16384, last=True))
 
+    async def preface(self) -> bytes:
+        """As a server: what a client begins with."""
+        return await self._reader.readexactly(len(frames.PREFACE))
+
     async def frame(self) -> Frame:
         """The next one."""
         head = await self._reader.readexactly(frames.HEAD_BYTES)

@@ -163,6 +163,21 @@ def test_what_was_sent_of_a_stream_that_is_over_opens_the_window_again():
     run(scenario())
 
 
+def test_what_nobody_has_taken_of_a_stream_that_was_reset_opens_the_window_again():
+    async def scenario():
+        async with echo(window_bytes=65_535) as served, client(served) as peer:
+            for stream_id in range(1, 41, 2):
+                peer.call(stream_id, fields=calling("Slow"))
+                peer.data(stream_id, message(b""))
+                await served.until(taken=(stream_id + 1) // 2)
+                peer.data(stream_id, message(bytes(10_000)))
+                peer.send(frames.rst_stream(stream_id, ErrorCode.CANCEL))
+            peer.call(41, b"x")
+            assert (await peer.answered(41))[1] == message(b"x")
+
+    run(scenario())
+
+
 def test_a_writer_waits_for_a_client_that_does_not_read():
     async def scenario():
         hello = frames.settings({Setting.INITIAL_WINDOW_SIZE: 250_000})

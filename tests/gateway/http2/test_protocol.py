@@ -6,7 +6,7 @@ import asyncio
 import struct
 
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder
 
 from phalanx.gateway.http2 import frames
 from phalanx.gateway.http2.frames import (
@@ -108,6 +108,16 @@ def test_a_frame_that_may_not_be_ends_the_connection(sent, code):
         async with echo() as served, client(served) as peer:
             peer.send(sent)
             assert (await peer.goodbye()).code == code
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("between", [frame(PING, bytes(8)), frame(77), frame(DATA, b"", 0, 1)])
+def test_nothing_comes_between_the_parts_of_a_header_block(between):
+    async def scenario():
+        async with echo() as served, client(served) as peer:
+            peer.send(frame(HEADERS, BLOCK[:9], 0, 1) + between)
+            assert (await peer.goodbye()).words == "a header block was not ended"
 
     run(scenario())
 
@@ -290,5 +300,43 @@ def test_a_client_that_leaves_is_answered_to_the_end():
             served.release.set()
             assert (await peer.answered(1))[1] == message(b"x")
             await peer.ended()
+
+    run(scenario())
+
+
+def test_a_gateway_that_leaves_looks_at_no_more_streams_and_says_so():
+    async def scenario():
+        async with echo() as served, client(served) as peer:
+            peer.call(1, b"x", calling("Hold"))
+            await served.until(held=1)
+            leaving = asyncio.ensure_future(served.close(600.0))
+            told = await peer.next(GOAWAY)
+            assert frames.goaway_in(told.payload)[0] == 1
+            peer.call(3, b"late", calling("Hold"))
+            peer.data(3, b"more")
+            assert await peer.reset_of(3) == Code.REFUSED_STREAM
+            assert served.held == 1
+            served.release.set()
+            assert (await peer.answered(1))[1] == message(b"x")
+            await peer.ended()
+            await leaving
+
+    run(scenario())
+
+
+def test_the_first_header_block_says_that_no_table_is_used():
+    """A client that wants none must be told so before the first field."""
+
+    async def scenario():
+        hello = frames.settings({Setting.HEADER_TABLE_SIZE: 0})
+        async with echo() as served, client(served, hello) as peer:
+            decoder = Decoder()
+            decoder.max_allowed_table_size = 0
+            for stream_id in (1, 3):
+                peer.call(stream_id, b"x")
+                for _ in range(2):
+                    block = (await peer.next(HEADERS)).payload
+                    assert decoder.decode(block)
+                assert decoder.header_table_size == 0
 
     run(scenario())
