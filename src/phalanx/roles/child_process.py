@@ -112,8 +112,9 @@ class ChildProcess:
     async def _watch(self) -> None:
         """When the leader has ended, end the rest, and only then let go of its number."""
         await asyncio.shield(self._ended)
-        # To look through all processes takes a while on a machine with many.
-        while await asyncio.to_thread(lifeline.kill, self.pid):
+        # To look through all processes takes a while on a machine with many; and nobody tells of a
+        # session's end.
+        while await asyncio.to_thread(lifeline.kill, self.pid):  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_S)
         self._process.wait()
         os.close(self._pidfd)

@@ -1,4 +1,6 @@
-"""Starts sglang-router for a model, as a process of this machine that does not outlive this one."""
+"""Starts sglang-router for a model, as a process of this machine that does not outlive this one, and
+starts it anew, at the same address and with the same replicas, where it ends by itself.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from phalanx.schema.roles import InferenceModelSpec, RoutingPolicy
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.05
+_AGAIN_S = 5.0
 _STOP_GRACE_S = 5.0
 POLICIES = {RoutingPolicy.LEAST_IN_FLIGHT: "round_robin", RoutingPolicy.AFFINITY: "manual"}
 """The router's policy that comes nearest to a role's; `manual` keeps a key at its replica."""
@@ -66,35 +69,33 @@ class RouterStarter:
             role,
             ", ".join(DROPPED_FIELDS["/generate"][:3]),
         )
-        if model.router_url is not None:
-            router = SGLangRouter(
-                model.router_url, register_timeout_s=self._settings.register_timeout_s
-            )
-            async with contextlib.AsyncExitStack() as undo:
-                undo.push_async_callback(router.close)
-                await self._answering(router, model, None)
-                undo.pop_all()
-            return router
-        return await self._started(role, model)
+        if model.router_url is None:
+            return await self._started(role, model)
+        router = SGLangRouter(
+            model.router_url, register_timeout_s=self._settings.register_timeout_s
+        )
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(router.close)
+            await _answering(router, model.name, self._settings.startup_timeout_s, None)
+            undo.pop_all()
+        return router
 
     async def _started(self, role: str, model: InferenceModelSpec) -> SGLangRouter:
         given = self._settings
-        host = ProcessHost()
+        with contextlib.ExitStack() as reserved:
+            port = reserved.enter_context(ReservedPort(given.host)).number
+            metrics = reserved.enter_context(ReservedPort(given.host)).number
+            command = self._command(model, port, metrics)
+            log_file = given.log_dir / role / model.name / "router.log"
+            process = RouterProcess(command, log_file, reserved.pop_all())
+        router = SGLangRouter(
+            ListenAddress(given.host, port).url,
+            register_timeout_s=given.register_timeout_s,
+            on_close=process.close,
+        )
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(host.close, 0.0)
-            with contextlib.ExitStack() as reserved:
-                port = reserved.enter_context(ReservedPort(given.host)).number
-                metrics = reserved.enter_context(ReservedPort(given.host)).number
-                command = self._command(model, port, metrics)
-                log_file = given.log_dir / role / model.name / "router.log"
-                child = host.start(command, log_file, holds=reserved.pop_all())
-            router = SGLangRouter(
-                ListenAddress(given.host, port).url,
-                register_timeout_s=given.register_timeout_s,
-                host=host,
-            )
             undo.push_async_callback(router.close)
-            await self._answering(router, model, child)
+            await process.start(router, model.name, given.startup_timeout_s)
             undo.pop_all()
         return router
 
@@ -106,38 +107,85 @@ class RouterStarter:
         arguments += ["--worker-startup-timeout-secs", str(max(1, int(given.register_timeout_s)))]
         if model.is_disaggregated:
             arguments += ["--pd-disaggregation"]
-        same_python = given.python == sys.executable
         environment = settings.machine_environment(
-            {"PYTHONUNBUFFERED": "1"}, same_python=same_python
+            {"PYTHONUNBUFFERED": "1"}, same_python=given.python == sys.executable
         )
         return Command((*arguments, *given.extra_args), environment)
 
-    async def _answering(
-        self, router: SGLangRouter, model: InferenceModelSpec, child: ChildProcess | None
-    ) -> None:
-        """Wait until it answers; raises where it has ended, or does not in time."""
-        timeout_s = self._settings.startup_timeout_s
-        ended = None if child is None else asyncio.create_task(child.exited())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await router.answers():
-                    if ended is not None and ended.done():
-                        raise self._did_not_start(model, ended.result())
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError:
-            raise EngineCallError(
-                f"the router of model {model.name!r} at {router.url} does not answer after"
-                f" {timeout_s} s",
-                uncertain=False,
-            ) from None
-        finally:
-            if ended is not None:
-                ended.cancel()
 
-    def _did_not_start(self, model: InferenceModelSpec, how: str) -> EngineCallError:
-        hint = ""
-        if "No module named" in how:
-            hint = f"\nInstall it: `{self._settings.python} -m pip install sglang-router`"
-        return EngineCallError(
-            f"the router of model {model.name!r} did not start: {how}{hint}", uncertain=False
-        )
+class RouterProcess:
+    """One router's process, and its successors at the same address."""
+
+    def __init__(self, command: Command, log_file: Path, ports: contextlib.ExitStack) -> None:
+        """`ports` stay reserved until `close`."""
+        self._command = command
+        self._log_file = log_file
+        self._ports = ports
+        self._host = ProcessHost()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self, router: SGLangRouter, name: str, timeout_s: float) -> None:
+        """Start it, return when it answers, and keep it running from then on."""
+        child = self._host.start(self._command, self._log_file)
+        await _answering(router, name, timeout_s, child)
+        self._keeping = asyncio.create_task(self._keep(child, router, name, timeout_s))
+
+    async def close(self) -> None:
+        """Any number of times."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._host.close(_STOP_GRACE_S)
+        self._ports.close()
+
+    async def _keep(
+        self, child: ChildProcess, router: SGLangRouter, name: str, timeout_s: float
+    ) -> None:
+        while True:
+            how = await child.exited()
+            logger.error("the router of model %r is started anew: %s", name, how)
+            await child.gone()
+            child = await self._successor(router, name, timeout_s)
+            await router.add_all_again()
+
+    async def _successor(self, router: SGLangRouter, name: str, timeout_s: float) -> ChildProcess:
+        while True:
+            child = self._host.start(self._command, self._log_file)
+            try:
+                await _answering(router, name, timeout_s, child)
+            except EngineCallError as error:
+                logger.error("%s", error)
+                await child.stop(0.0)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return child
+
+
+async def _answering(
+    router: SGLangRouter, name: str, timeout_s: float, child: ChildProcess | None
+) -> None:
+    """Wait until it answers; raises where it has ended, or does not in time."""
+    ended = None if child is None else asyncio.create_task(child.exited())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await router.answers():
+                if ended is not None and ended.done():
+                    raise _did_not_start(name, ended.result())
+                await asyncio.sleep(_PAUSE_S)
+    except TimeoutError:
+        raise EngineCallError(
+            f"the router of model {name!r} at {router.url} does not answer after {timeout_s} s",
+            uncertain=False,
+        ) from None
+    finally:
+        if ended is not None:
+            ended.cancel()
+
+
+def _did_not_start(name: str, how: str) -> EngineCallError:
+    hint = ""
+    if "No module named" in how:
+        hint = "\nInstall it there with `python -m pip install sglang-router`"
+    return EngineCallError(
+        f"the router of model {name!r} did not start: {how}{hint}", uncertain=False
+    )

@@ -10,17 +10,18 @@ for, does not reach the engine. `DROPPED_FIELDS` lists what is known of that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
 import msgspec
 
-from phalanx.roles.child_process import ProcessHost
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.external_pool import base_url
 from phalanx.schema.roles import EngineGroupSpec
 
+logger = logging.getLogger(__name__)
 DROPPED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "/generate": (
         "return_routed_experts",
@@ -43,25 +44,25 @@ DROPPED_FIELDS: Mapping[str, tuple[str, ...]] = {
 know. Answers pass unchanged.
 """
 _PAUSE_S = 0.05
-_STOP_GRACE_S = 5.0
 _CALL_TIMEOUT_S = 10.0
 _JSON = msgspec.json.Decoder()
 
 
 class SGLangRouter:
-    """The router at `url`, which is closed where `host` has started it."""
+    """The router at `url`. `on_close` stops it where it is ours."""
 
     def __init__(
         self,
         url: str,
         *,
         register_timeout_s: float = 60.0,
-        host: ProcessHost | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._url = base_url(url)
         self._timeout_s = register_timeout_s
-        self._host = host
+        self._on_close = on_close
+        self._known: dict[str, tuple[EngineGroupSpec, int | None]] = {}
         self._registering: dict[str, str] = {}
         self._client = httpx.AsyncClient(
             verify=self._url.startswith("https:"),
@@ -105,9 +106,22 @@ class SGLangRouter:
                 uncertain=True,
             ) from None
         self._registering.pop(url, None)
+        self._known[url] = (worker, bootstrap_port)
+
+    async def add_all_again(self) -> None:
+        """Register what it knew, after it has begun anew; what cannot be is left to its manager."""
+        self._registering.clear()
+        for url, (worker, bootstrap_port) in tuple(self._known.items()):
+            if url not in self._known:
+                continue  # removed meanwhile
+            try:
+                await self.add(url, worker, bootstrap_port)
+            except EngineCallError as error:
+                logger.warning("%s", error)
 
     async def remove(self, url: str) -> None:
         """Deregister the replica at `url`, and wait until the router no longer lists it."""
+        self._known.pop(url, None)
         try:
             async with asyncio.timeout(self._timeout_s):
                 # One that is under way is not undone by a removal, and would be there after it.
@@ -125,9 +139,9 @@ class SGLangRouter:
 
     async def close(self) -> None:
         """Stop the router where we run it. Any number of times."""
+        if self._on_close is not None:
+            await self._on_close()
         await self._client.aclose()
-        if self._host is not None:
-            await self._host.close(_STOP_GRACE_S)
 
     async def _find(self, url: str) -> list[Mapping[str, Any]]:
         return [worker for worker in await self._workers() if worker.get("url") == url]

@@ -33,7 +33,7 @@ from phalanx.schema.roles import (
 )
 from phalanx.testing.raw_http import answer, read_request
 from tests.roles.launching.engines import healthy, launching
-from tests.roles.launching.processes import has_ended, watched
+from tests.roles.launching.processes import has_ended, wait_for_end, watched
 from tests.roles.launching.specs import launch_of, model_of, sglang_group
 
 PYTHON = Path(__file__).parents[3] / ".venv-router" / "bin" / "python"
@@ -206,6 +206,39 @@ def test_a_registration_that_is_under_way_is_waited_for_before_it_is_undone(tiny
             await impatient.close()
 
     asyncio.run(main())
+
+
+def test_one_that_dies_is_started_anew_at_its_address_with_its_replicas(tiny_llama, tmp_path):
+    model = routed(sglang_group(num_replicas=2), path=tiny_llama)
+
+    async def main() -> None:
+        async with launching(tmp_path) as launcher:
+            before = children()
+            async with opened(model, tmp_path) as router:
+                mine = children() - before
+                replicas = [await engine(launcher, model, at) for at in range(2)]
+                for replica in replicas:
+                    await router.add(replica.url, REGULAR, None)
+                await router.remove(replicas[1].url)
+                (pid,) = [pid for pid in mine if leads_a_log(pid, tmp_path)]
+                with watched(pid) as ends:
+                    os.kill(pid, signal.SIGKILL)
+                    wait_for_end(ends)
+                while not await router.answers():  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.05)
+                while await workers(router) != {replicas[0].url}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                async with httpx.AsyncClient(timeout=60.0) as client:
+                    body = {"text": "a", "sampling_params": SAMPLING}
+                    response = await client.post(f"{router.url}/generate", json=body)
+                    assert response.json()["meta_info"]["completion_tokens"] == 3
+
+    asyncio.run(main())
+
+
+def leads_a_log(pid: int, logs: Path) -> bool:
+    """Whether what it prints goes to a file there."""
+    return os.readlink(f"/proc/{pid}/fd/1").startswith(str(logs))
 
 
 def children() -> set[int]:
