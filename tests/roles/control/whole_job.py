@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,11 @@ def whole_job(file: Path, cache: Path, *arguments: str) -> Iterator[WholeJob]:
             job.command("down", "--now")
 
 
-def post(url: str, body: object) -> tuple[int, dict[str, Any]]:
+def post(
+    url: str, body: object, headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"content-type": "application/json"}
+        url, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
     )
     try:
         with urllib.request.urlopen(request) as answer:
@@ -146,6 +148,6 @@ def post(url: str, body: object) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
-def get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url) as answer:
+def get(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {})) as answer:
         return json.load(answer)
