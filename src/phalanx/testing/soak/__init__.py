@@ -1,0 +1,1 @@
+"""Roles under load: streams of requests, while engines die, drain, scale, sleep and get new weights."""
