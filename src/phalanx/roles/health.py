@@ -61,10 +61,15 @@ class HealthWatch:
     async def _look(self, replica: Replica) -> None:
         """At what somebody else may have changed; while an operation runs, that is what changes it."""
         timeout_s = self._role.deployment.health_timeout_s
+        engine, name = replica.engine, replica.engine_id
         before = replica.state, replica.weights
+        held = version = None
         try:
-            held = await attempt(replica.engine.resident, "memory", timeout_s)
-            version = await attempt(replica.engine.weight_version, "weights", timeout_s)
+            if replica.tells:
+                held = await attempt(engine.resident, f"{name}: memory", timeout_s)
+                replica.tells = held is not None
+            if replica.is_dynamic:
+                version = await attempt(engine.weight_version, f"{name}: weights", timeout_s)
         except EngineCallError:
             return
         if self._role.lock.locked() or before != (replica.state, replica.weights):
@@ -74,9 +79,10 @@ class HealthWatch:
             # Whoever did that has paused it. Without a cache nothing runs, nor can that be asked.
             replica.runs, replica.drained = None, Tag.KV_CACHE not in held
             self._withdraw(replica, "somebody else has released its memory")
-        elif replica.is_dynamic and version not in (replica.weights, self._old(replica)):
+        elif version is not None and version not in (replica.weights, _old(replica)):
             self._has_version(replica, version)
 
-    def _old(self, replica: Replica) -> str:
-        """What a replica without its weights says nevertheless."""
-        return replica.lost_weights or INITIAL_VERSION
+
+def _old(replica: Replica) -> str:
+    """What a replica without its weights says nevertheless."""
+    return replica.lost_weights or INITIAL_VERSION

@@ -228,17 +228,18 @@ class InferenceManager:
         if after != before:
             self._role.tell(EventKind.PUBLISHED, str(after))
 
-    def _heard(self, model: str, version: str) -> None:
+    def _heard(self, pool: ModelPool, version: str) -> None:
         """Of a trainer's weights, which nobody has told the manager of: as if somebody had."""
-
-        async def confirm() -> None:
-            # It may not be everywhere yet, or be no version that the model could have.
-            with contextlib.suppress(PhalanxError):
-                await self.confirm_weights(model, version)
-
-        hearing = asyncio.create_task(confirm())
+        hearing = asyncio.create_task(self._try_confirm(pool, version))
         self._hearings.add(hearing)
         hearing.add_done_callback(self._hearings.discard)
+
+    async def _try_confirm(self, pool: ModelPool, version: str) -> None:
+        key = ("heard", pool.model.name, version)
+        # It may not be everywhere yet, or be no version that the model could have.
+        with contextlib.suppress(PhalanxError):
+            pool.weights.check_version(version)
+            await self._operations.run(key, lambda: confirm(pool, version))
 
     def _pool(self, model: str) -> ModelPool:
         if model not in self._pools:

@@ -27,7 +27,7 @@ class ModelPool:
     """
 
     def __init__(
-        self, role: RoleState, model: InferenceModelSpec, heard: Callable[[str, str], None]
+        self, role: RoleState, model: InferenceModelSpec, heard: Callable[[ModelPool, str], None]
     ) -> None:
         times = role.deployment
         self.role = role
@@ -167,10 +167,8 @@ class ModelPool:
         if replica.state is ReplicaState.READY:
             replica.has_weights(version)
             self.role.publish()
-        if (
-            self.model.weight_source is WeightSource.ACTOR and version != self.weights.version
-        ) or replica.waits:
-            self._heard(self.model.name, version)
+        if replica.waits or self.model.weight_source is WeightSource.ACTOR:
+            self._heard(self, version)
 
     def _tell(self, replica: Replica, detail: str) -> None:
         self.role.tell(EventKind.FAILED, detail, model=self.model.name, engine_id=replica.engine_id)

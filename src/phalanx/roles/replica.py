@@ -7,7 +7,7 @@ ends at once when the replica does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 
 from phalanx.errors import RoleOperationFailedError
@@ -29,7 +29,7 @@ class Replica:
     `waits`: everything else is done, and a trainer's weights are missing. `runs`: whether the engine
     computes what arrives, None where nobody knows; `drained`: nothing ran when it was last asked.
     `routed`: its router may have it. `busy`: it is asked for something that may keep it from
-    answering its health check. `blocked` says why nobody may touch it but `unblock` and `recover`.
+    answering its health check. `tells`: whether it can say what it holds. `blocked` says why nobody may touch it but `unblock` and `recover`.
     `is_stopped`: none of its processes is left.
     """
 
@@ -52,12 +52,14 @@ class Replica:
         self.drained = False
         self.routed = False
         self.busy = False
+        self.tells = True
         self.blocked = ""
         self.detail = ""
         self.is_stopped = False
         self.tasks: set[asyncio.Task[None]] = set()
         self._tell = tell
         self._guards: set[asyncio.Timeout] = set()
+        self._shown: tuple[Hashable, RoleReplica] | None = None
 
     @property
     def engine_id(self) -> str:
@@ -160,7 +162,13 @@ class Replica:
             self._guards.discard(guard)
 
     def shown(self, *, exposed: bool) -> RoleReplica:
-        """What a snapshot says of it."""
+        """What a snapshot says of it: the same object for as long as it says the same."""
+        says = (self.state, self.weights, self.blocked or self.detail, bool(self.blocked), exposed)
+        if self._shown is None or self._shown[0] != says:
+            self._shown = says, self._show(exposed)
+        return self._shown[1]
+
+    def _show(self, exposed: bool) -> RoleReplica:
         return RoleReplica(
             engine_id=self.engine_id,
             base_url=self.handle.url,

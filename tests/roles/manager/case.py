@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 
 from phalanx.clock import Clock
@@ -49,10 +50,11 @@ def model(name: str = "m", replicas: int = 1, **fields) -> InferenceModelSpec:
 
 class Case:
     def __init__(self, *models: InferenceModelSpec, world: FakeRoleWorld, **deployment) -> None:
+        workload = deployment.pop("workload", WorkloadType.ROLLOUT)
         times = {"startup_timeout_s": 60.0, "drain_timeout_s": 30.0, "offload_timeout_s": 20.0}
         self.spec = InferenceRoleSpec(
             role="rollout",
-            workload=WorkloadType.ROLLOUT,
+            workload=workload,
             deployment=DeploymentSpec(**{**times, **deployment}),
             routing=RoutingSpec(),
             models=models or (model(),),
@@ -101,8 +103,10 @@ class Case:
         return seen
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self.registry.wait(self.revision, None)
+        # Of virtual time, in which a manager that goes round in circles would never be stuck.
+        async with asyncio.timeout(100_000.0):
+            while not condition():
+                await self.registry.wait(self.revision, None)
 
     def _check(self, snapshot: RoleSnapshot) -> None:
         try:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from phalanx.errors import ConfigurationError, EngineUnavailableError
-from phalanx.roles.contracts import ALL_TAGS
+from phalanx.roles.contracts import ALL_TAGS, EngineCallError
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.role_fakes import FakeRoleWorld
 from tests.roles.manager.case import case, model, run
@@ -175,6 +175,24 @@ def test_complaint_sglang_24123_no_engine_is_asked_for_what_it_has_done_already(
     run(scenario)
 
 
+def test_i86_what_an_engine_would_crash_on_crashes_the_fake_one_and_is_never_asked():
+    async def scenario():
+        c = case(model(replicas=3), world=FakeRoleWorld(says=False, keeps_weights=True))
+        await c.manager.start()
+        tags = frozenset({"weights"})
+        busy, held, twice = (c.engine(f"m/{n}") for n in range(3))
+        await twice.pause()
+        await twice.release(tags)
+        assert not c.world.misused
+        for call in (busy.release, held.resume, twice.release):
+            with pytest.raises(EngineCallError):
+                await call(tags)
+        assert [len(c.world.misused), len(c.world.running)] == [3, 0]
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 def test_unknown_tags_are_refused():
     async def scenario():
         c = case()
@@ -293,6 +311,27 @@ def test_i90_removal_is_the_mirror_image_of_publication():
         assert steps[0] == (ReplicaState.DRAINING, True, True)
         assert steps[-1] == (None, False, False)
         assert c.revision >= revision + 2
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_d8_removal_is_told_then_unrouted_then_drained_then_stopped_then_told_again():
+    async def scenario():
+        c = case(model(replicas=2, router=True, elastic_enabled=True), health_interval_s=1000.0)
+        await c.manager.start()
+        steps, strike = [], c.world.faults.strike
+
+        async def noted(point, act, **more):
+            if steps[-1:] != [point]:
+                steps.append(point)
+            await strike(point, act, **more)
+
+        c.world.faults.strike = noted
+        c.registry.listen(lambda snapshot: steps.append(c.state("m/1")))
+        await c.manager.scale("m", 1)
+        assert steps[:4] == [ReplicaState.DRAINING, "router.remove", "is_idle", "stop"]
+        assert steps[-1] is None
         await c.manager.shutdown()
 
     run(scenario)

@@ -318,6 +318,24 @@ def test_a_trainer_need_not_tell_the_manager():
     run(scenario)
 
 
+def test_a_version_that_is_not_everywhere_is_looked_for_without_a_word():
+    async def scenario():
+        c = case(trained("actor", replicas=2), health_interval_s=5.0)
+        await c.manager.start()
+        c.engine("m/0").put_weights("1")
+        c.engine("m/1").put_weights("0")
+        await c.manager.confirm_weights("m", "1")
+        before = c.events.last_number
+        await asyncio.sleep(100.0)
+        assert c.events.last_number == before
+        assert (c.state("m/0"), c.state("m/1")) == ("ready", "starting")
+        c.engine("m/1").put_weights("1")
+        await c.until(lambda: c.state("m/1") is ReplicaState.READY)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 def test_weights_that_arrive_in_a_drained_role_make_it_serve_with_its_wake_only():
     async def scenario():
         c = case(trained("dcs"))
@@ -342,6 +360,20 @@ def test_one_that_never_served_is_stopped_by_a_deactivate_and_started_by_the_nex
         await c.manager.broadcast("m", "/v/1", 1)
         await c.manager.activate()
         assert (c.state(), c.shown().generation) == (ReplicaState.READY, 2)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_d13_where_weights_come_from_is_said_by_each_model_whatever_its_role():
+    async def scenario():
+        c = case(model("fixed"), trained("actor", name="moving"), health_interval_s=1000.0)
+        await c.manager.start()
+        c.engine("moving/0").put_weights("1")
+        await c.manager.confirm_weights("moving", "1")
+        assert c.model_state("fixed") is c.model_state("moving") is ReplicaState.READY
+        assert c.shown("fixed/0").weight_version is None
+        assert c.shown("moving/0").weight_version == "1"
         await c.manager.shutdown()
 
     run(scenario)
