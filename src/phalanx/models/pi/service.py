@@ -16,7 +16,15 @@ from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, gathered
 from phalanx.models.pi.row import PolicyRow, RowInputs
 from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.weight_store import PolicyWeights
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, ReplaceWeights
+from phalanx.schema.control import (
+    Continue,
+    ControlOp,
+    Flush,
+    Pause,
+    PauseMode,
+    ReplaceWeights,
+    SetWeightVersion,
+)
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
@@ -113,8 +121,12 @@ class PolicyService:
             case Flush():
                 return self._loop.idle and self._engine.at_rest()
             case ReplaceWeights(tensors):
+                for name, tensor in tensors.items():
+                    self.weights.check_weight(name, tensor)
                 self._loop.push_back_all()
                 self.weights.replace(tensors)
+                return True
+            case SetWeightVersion():
                 return True
             case _:
                 raise NotImplementedError(f"a policy does not do {type(op).__name__}")
