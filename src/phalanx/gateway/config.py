@@ -150,6 +150,27 @@ class GatewayConfig:
         return tuple(sorted(host for host in hosts if not host.startswith(LOOPBACK)))
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed and seldom meant."""
+        found = []
+        if self.open_listeners and self.is_open:
+            found.append(
+                f"listening on {', '.join(self.open_listeners)} without a key: whoever reaches it can"
+                " use the models and change the pool; give --api-key and --admin-key"
+            )
+        if self.lerobot and not self.is_open:
+            found.append(
+                "--lerobot with a key: LeRobot's own clients send none, and are refused; give the"
+                " robots a gateway without --api-key and --admin-key"
+            )
+        if self.lerobot and self.tls_cert is not None:
+            found.append(
+                "--lerobot with --tls-cert: LeRobot's own clients speak no TLS, and find no server;"
+                " give the robots a gateway without it"
+            )
+        return tuple(found)
+
+    @property
     def description(self) -> str:
         """What would run, a line each."""
         lines = [f"gRPC on {self.grpc_address}", f"HTTP on {self.http_host}:{self.http_port}"]

@@ -34,8 +34,8 @@ def run_gateway(config: GatewayConfig, *, on_ready: Callable[[Gateway], None]) -
 
 
 async def _serve(config: GatewayConfig, on_ready: Callable[[Gateway], None]) -> None:
-    _warn_of_open_doors(config)
-    _warn_of_shut_robots(config)
+    for warning in config.warnings:
+        logger.warning(warning)
     gateway = Gateway(config)
     await gateway.start()
     again = asyncio.Event()
@@ -66,26 +66,3 @@ async def _serve(config: GatewayConfig, on_ready: Callable[[Gateway], None]) -> 
 async def _hurry(gateway: Gateway, again: asyncio.Event) -> None:
     await again.wait()
     await gateway.close(drain_s=0.0)
-
-
-def _warn_of_open_doors(config: GatewayConfig) -> None:
-    if config.open_listeners and config.is_open:
-        logger.warning(
-            "listening on %s without a key: whoever reaches it can use the models and change the"
-            " pool; give --api-key and --admin-key",
-            ", ".join(config.open_listeners),
-        )
-
-
-def _warn_of_shut_robots(config: GatewayConfig) -> None:
-    if config.lerobot and not config.is_open:
-        logger.warning(
-            "--lerobot with a key: LeRobot's own clients send none, and are refused; run the robots'"
-            " gateway without --api-key and --admin-key, or clients that send the metadata"
-            " `authorization: Bearer KEY`"
-        )
-    if config.lerobot and config.tls_cert is not None:
-        logger.warning(
-            "--lerobot with --tls-cert: LeRobot's own clients speak no TLS, and find no server; run"
-            " the robots' gateway without --tls-cert"
-        )
