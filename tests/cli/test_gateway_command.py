@@ -128,6 +128,32 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_flag(capsys, words, says):
     assert says in refused(capsys, *words.split(" "))
 
 
+def test_keys_come_from_a_file_and_flags_win(capsys, tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("api_key: k\n")
+    assert checked(capsys, "--key-file", str(file))[-1] == checked(capsys, "--api-key", "k")[-1]
+    file.write_text("api_key: ä\n")
+    assert "printable ASCII" in refused(capsys, "--key-file", str(file))
+    assert "API" in checked(capsys, "--key-file", str(file), "--api-key", "k")[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("api_kye: secret", "did you mean api_key?"),
+        ("api_key: [secret]", "api_key: expected `str | null`"),
+        ("secret", "must hold keys, as api_key: KEY"),
+    ],
+)
+def test_a_wrong_file_of_keys_is_refused_without_telling_one(capsys, tmp_path, text, says):
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    message = refused(capsys, "--key-file", str(file))
+    assert says in message
+    assert "secret" not in message
+    assert "cannot read" in refused(capsys, "--key-file", str(tmp_path / "none.yaml"))
+
+
 def test_help_names_every_flag(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:

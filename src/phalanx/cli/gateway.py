@@ -133,6 +133,14 @@ def gateway(
             rich_help_panel=_LISTEN,
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file with keys, as api_key: KEY, in place of the flags of those names, which"
+            " others on this machine can see.",
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate chain (PEM).", rich_help_panel=_LISTEN)
     ] = None,
@@ -230,6 +238,7 @@ def gateway(
     /v1/backends), or register themselves. The page at / shows them. Ctrl-C takes no more requests,
     lets the running ones end, and closes.
     """
+    from phalanx.cli.key_file import read_key_file
     from phalanx.gateway.config import (
         DEFAULT_RELAYED,
         MIB,
@@ -246,6 +255,7 @@ def gateway(
         lease_s=lease_s,
         heartbeat_s=lease_s / 3,
     )
+    keys = read_key_file(key_file)
     config = GatewayConfig(
         grpc_address=grpc,
         http_host=http_host,
@@ -258,15 +268,15 @@ def gateway(
         lerobot_fps=lerobot_fps,
         lerobot_timeout_s=lerobot_timeout_s,
         lerobot_ports=tuple(LeRobotPort.parse(each) for each in lerobot_port or ()),
-        api_key=api_key,
-        admin_key=admin_key,
-        backend_key=backend_key,
+        api_key=keys.api_key if api_key is None else api_key,
+        admin_key=keys.admin_key if admin_key is None else admin_key,
+        backend_key=keys.backend_key if backend_key is None else backend_key,
         tls_cert=tls_cert,
         tls_key=tls_key,
         state_file=state_file,
         follow=follow,
         roles=roles,
-        roles_key=roles_key,
+        roles_key=keys.roles_key if roles_key is None else roles_key,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=drain_timeout_s,
         keepalive_s=keepalive_s,

@@ -96,6 +96,7 @@ class ControlProcess:
             section=job.gateway,
             control_url=self._door.url,
             control_key=job.control.key,
+            key_file=place.file.keys,
             log_file=place.log_directory / "gateway.log",
             log_level=job.log.level,
             program=machinery.gateway_program,

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from phalanx import settings
 from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.roles.child_process import ChildProcess, Command, ProcessHost
 from phalanx.roles.job_sections import GatewaySection
 from phalanx.roles.ports import ReservedPort
+from phalanx.roles.run_file import PrivateFile
 
 logger = logging.getLogger(__name__)
 PROGRAM = (sys.executable, "-P", "-c", "from phalanx.cli.main import main; main()", "gateway")
@@ -29,11 +32,14 @@ _CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class GatewayLaunch:
-    """How the gateway is started: its part of the file, whom it follows, and where it logs."""
+    """How the gateway is started: its part of the file, whom it follows, where it logs, and the file
+    that its keys are written to.
+    """
 
     section: GatewaySection
     control_url: str
     control_key: str | None
+    key_file: PrivateFile
     log_file: Path
     log_level: str | None
     program: tuple[str, ...] = PROGRAM
@@ -47,9 +53,7 @@ class GatewayLaunch:
         words += ["--drain-timeout-s", str(section.drain_timeout_s)]
         words += ["--max-message-mib", str(section.max_message_mib)]
         for flag, value in (
-            ("--roles-key", self.control_key),
-            ("--api-key", section.api_key),
-            ("--admin-key", section.admin_key),
+            ("--key-file", str(self.key_file.path) if self._keys() else None),
             ("--tls-cert", section.tls_cert),
             ("--tls-key", section.tls_key),
             ("--log-level", self.log_level),
@@ -60,6 +64,19 @@ class GatewayLaunch:
             words.append("--access-log")
         environment = settings.machine_environment({"PYTHONUNBUFFERED": "1"}, same_python=True)
         return Command(tuple(words), environment)
+
+    def write_keys(self) -> None:
+        """What the command reads them from. They are not in it, where others could see them."""
+        if keys := self._keys():
+            self.key_file.write(msgspec.json.encode(keys))
+
+    def _keys(self) -> dict[str, str]:
+        given = {
+            "roles_key": self.control_key,
+            "api_key": self.section.api_key,
+            "admin_key": self.section.admin_key,
+        }
+        return {name: key for name, key in given.items() if key is not None}
 
 
 class GatewayProcess:
@@ -88,6 +105,7 @@ class GatewayProcess:
         Raises `ConfigurationError` where it cannot be started, `EngineUnavailableError` where it
         has ended instead; what it said is in the message.
         """
+        self._launch.write_keys()
         child = self._child = self._host.start(
             self._launch.command(self._port.number), self._launch.log_file
         )
@@ -125,6 +143,7 @@ class GatewayProcess:
         if self._child is not None:
             drain_s = self._launch.section.drain_timeout_s + _CLOSE_S
             await self._child.stop(0.0 if hurry else drain_s)
+        self._launch.key_file.remove()
         self._port.close()
 
     async def _again(self) -> None:

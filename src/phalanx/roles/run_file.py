@@ -136,22 +136,43 @@ class RunDirectory:
         return self._path / f"{name}.lock"
 
 
-class RunFile:
-    """The file of one job, which only whoever claimed its name writes."""
+class PrivateFile:
+    """A file for this user's eyes alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, record: RunRecord) -> None:
-        """Whole or not at all; for this user's eyes alone."""
+    def write(self, content: bytes) -> None:
+        """Whole or not at all."""
         whole = self.path.with_suffix(".new")
         opened = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(opened, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(record)))
+            file.write(content)
         whole.replace(self.path)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+class RunFile:
+    """The file of one job, and one for its gateway's keys, which only whoever claimed its name
+    writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = PrivateFile(path)
+        self.keys = PrivateFile(path.with_suffix(".keys"))
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def write(self, record: RunRecord) -> None:
+        self._file.write(msgspec.json.format(msgspec.json.encode(record)))
+
+    def remove(self) -> None:
+        self._file.remove()
+        self.keys.remove()
 
 
 def check_job_name(name: str) -> None:

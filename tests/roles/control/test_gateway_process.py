@@ -8,14 +8,17 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from phalanx.cli.key_file import KeyFile, read_key_file
 from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.roles.child_process import ProcessHost
 from phalanx.roles.gateway_process import GatewayLaunch, GatewayProcess
 from phalanx.roles.job_sections import GatewaySection
+from phalanx.roles.run_file import PrivateFile
 from tests.roles.control import stub_gateway
 
 
@@ -24,6 +27,7 @@ def launch(folder: Path, **section: object) -> GatewayLaunch:
         section=GatewaySection(**{"http_port": 0, "drain_timeout_s": 0.1, **section}),
         control_url="http://127.0.0.1:1",
         control_key="k1",
+        key_file=PrivateFile(folder / "job.keys"),
         log_file=folder / "gateway.log",
         log_level=None,
         program=stub_gateway.PROGRAM,
@@ -40,14 +44,23 @@ def test_the_command_is_the_section_of_the_file(tmp_path):
         launch(tmp_path, http_host="::1", api_key="a", admin_key="b", tls_cert="c", tls_key="d")
     )
     assert given["--roles"] == "http://127.0.0.1:1"
-    assert given["--roles-key"] == "k1"
     assert given["--http-host"] == "::1"
     assert given["--http-port"] == "7"
-    assert (given["--api-key"], given["--admin-key"]) == ("a", "b")
+    assert given["--key-file"] == str(tmp_path / "job.keys")
     assert (given["--tls-cert"], given["--tls-key"]) == ("c", "d")
     assert "--access-log" in launch(tmp_path, access_log=True).command(7).arguments
-    assert "a1" not in launch(tmp_path, api_key="a1").command(7).shown()
-    assert "k1" not in launch(tmp_path).command(7).shown()
+
+
+def test_keys_are_in_a_file_for_this_user_alone_and_not_in_the_command(tmp_path):
+    given = launch(tmp_path, api_key="a1", admin_key="b1")
+    given.write_keys()
+    assert read_key_file(given.key_file.path) == KeyFile(
+        api_key="a1", admin_key="b1", roles_key="k1"
+    )
+    assert given.key_file.path.stat().st_mode & 0o077 == 0
+    assert not {"a1", "b1", "k1"} & set(given.command(7).arguments)
+    without = replace(launch(tmp_path), control_key=None)
+    assert "--key-file" not in without.command(7).arguments
 
 
 @asynccontextmanager
@@ -78,6 +91,8 @@ def test_it_listens_when_it_has_started_and_is_gone_when_it_has_stopped(tmp_path
             assert gateway.up
             pid = await pid_at(gateway.url)
             os.kill(pid, 0)
+            assert (tmp_path / "job.keys").exists()
+        assert not (tmp_path / "job.keys").exists()
         assert not gateway.up
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
