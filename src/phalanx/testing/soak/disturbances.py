@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from phalanx.testing.soak.job import MODEL, SoakError, SoakJob
+from phalanx.testing.soak.job import MODEL, JobEngine, SoakError, SoakJob
 from phalanx.testing.soak.traffic import Traffic
 
 
@@ -56,23 +56,11 @@ class Disturbances:
         victim = (await self._job.ready(replicas)).engines[-1]
         assert victim.base_url is not None
         self._note(f"kill {victim.engine_id}")
-        self._job.kill_engine(victim.base_url)
-        # A stream that began before the gateway heard of it may be lost as well.
-        self._traffic.kill_is_near()
-        document = await self._job.document()
-        while True:
-            now = next(
-                (
-                    each
-                    for each in document.models[MODEL].engines
-                    if each.engine_id == victim.engine_id
-                ),
-                victim,
-            )
-            if now.generation > victim.generation and now.state == "ready":
-                break
-            document = await self._job.document(document.topology_revision)
-        self._traffic.kill_is_near()
+        with self._traffic.killing():
+            self._job.kill_engine(victim.base_url)
+            document = await self._job.document()
+            while not _replaced(victim, document.models[MODEL].engines):
+                document = await self._job.document(document.topology_revision)
         await self._job.ready(replicas)
 
     async def _turn(self, verb: str) -> None:
@@ -86,6 +74,15 @@ class Disturbances:
         self._note("activate")
         await self._job.ask("activate")
         await self._job.ready(replicas)
+
+
+def _replaced(victim: JobEngine, engines: Sequence[JobEngine]) -> bool:
+    return any(
+        each.engine_id == victim.engine_id
+        and each.generation > victim.generation
+        and each.state == "ready"
+        for each in engines
+    )
 
 
 def checkpoint_of(version: str) -> int:

@@ -30,7 +30,9 @@ class SoakError(PhalanxError, AssertionError):
     """Something that was promised did not hold."""
 
 
-class _Engine(msgspec.Struct, frozen=True):
+class JobEngine(msgspec.Struct, frozen=True):
+    """An engine as the control process shows it."""
+
     engine_id: str
     base_url: str | None
     state: str
@@ -39,7 +41,7 @@ class _Engine(msgspec.Struct, frozen=True):
 
 class _Model(msgspec.Struct, frozen=True):
     state: str
-    engines: tuple[_Engine, ...]
+    engines: tuple[JobEngine, ...]
     weight_version: str | None = None
 
 
@@ -61,7 +63,9 @@ class SoakJob:
         self.process = process
         self.checkpoints = (directory / "a", directory / "b")
         self.gateway_url = ""
-        self._control = httpx.AsyncClient(timeout=STARTED_S)
+        # A connection that is kept may be closed by the other side just when it is used again.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._control = httpx.AsyncClient(timeout=STARTED_S, limits=limits)
         self._said: deque[bytes] = deque(maxlen=200)
         self._reading: asyncio.Task[None] | None = None
 

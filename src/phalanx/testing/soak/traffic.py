@@ -7,8 +7,10 @@ checkpoints. Which of them a version has, `checkpoint_of` says.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -55,7 +57,7 @@ class Tally:
 
 
 class Traffic:
-    """`num_callers` of them, until `stop`. `killed_s` are when engines were killed."""
+    """`num_callers` of them, until `stop`."""
 
     def __init__(
         self,
@@ -67,7 +69,8 @@ class Traffic:
         clock: Clock | None = None,
     ) -> None:
         self.tally = Tally()
-        self.killed_s: list[float] = []
+        self._killing = False
+        self._killed_s = -math.inf
         self._checkpoint_of = checkpoint_of
         self._note = note
         self._clock = clock or SystemClock()
@@ -95,9 +98,14 @@ class Traffic:
     def stop(self) -> None:
         self._stopping = True
 
-    def kill_is_near(self) -> None:
-        """From now on streams may be lost that have begun."""
-        self.killed_s.append(self._clock.monotonic_s())
+    @contextmanager
+    def killing(self) -> Iterator[None]:
+        """An engine is killed in here and replaced: streams that run meanwhile may be lost."""
+        self._killing = True
+        try:
+            yield
+        finally:
+            self._killing, self._killed_s = False, self._clock.monotonic_s()
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -116,7 +124,7 @@ class Traffic:
             try:
                 status, chunks = await self._stream(prompt, length)
             except httpx.HTTPError as error:
-                self._lost(begun_s, f"{type(error).__name__}: {error}")
+                self._lost(begun_s, f"{error!r} of {error.__cause__!r}")
                 return
             if status == 503 and not self._stopping:
                 self.tally.num_turned_away += 1
@@ -142,7 +150,7 @@ class Traffic:
 
     def _lost(self, begun_s: float, why: str) -> None:
         """A request that broke: right where an engine was killed meanwhile."""
-        if any(killed_s >= begun_s for killed_s in self.killed_s):
+        if self._killing or self._killed_s >= begun_s:
             self.tally.num_lost += 1
         else:
             ago_s = self._clock.monotonic_s() - begun_s
