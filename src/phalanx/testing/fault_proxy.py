@@ -270,8 +270,9 @@ async def _copy(
     held, num_left = b"", None if cut is None else cut.fault.num_bytes
     async for part in parts:
         if num_left is not None and len(part) >= num_left:
+            writer.transport.set_write_buffer_limits(0)
             writer.write(part[:num_left])
-            await writer.drain()
+            await writer.drain()  # until all of it is sent
             raise _LostError
         num_left = None if num_left is None else num_left - len(part)
         # With a slow end the last part is held back, and nobody knows yet which that is.

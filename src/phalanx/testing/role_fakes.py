@@ -16,6 +16,7 @@ from phalanx.testing.role_faults import Faults
 
 LOAD_S = 2.0
 """How long a started engine takes to be healthy."""
+_STOPPED = "stopped"
 
 
 @dataclass(eq=False)
@@ -62,29 +63,29 @@ class FakeEngine:
 
     async def exited(self) -> str:
         reason = await asyncio.shield(self._exit)
-        if self.launch.group.engine is EngineKind.EXTERNAL:
-            await asyncio.get_running_loop().create_future()  # nobody here would know
+        if self.launch.group.engine is EngineKind.EXTERNAL or reason == _STOPPED:
+            await asyncio.get_running_loop().create_future()  # no end by itself that is seen here
         return reason
 
     async def stop(self, grace_s: float) -> None:
         self.log.append("stop")
         if self.launch.group.engine is EngineKind.EXTERNAL:
             return
-        await self.world.faults.strike("stop", lambda: self.end("stopped"), crash=self.crash)
+        await self.world.faults.strike("stop", self.end, crash=self.crash)
         if self.is_up:
             raise EngineCallError("it does not end", uncertain=True)
 
     def crash(self) -> None:
-        self.end("it crashed")
+        """End by itself, which is told; an end that was asked for is not."""
+        if self.is_up:
+            self.end()
+            self._exit.set_result("it crashed")
 
-    def end(self, reason: str) -> None:
-        if not self.is_up:
-            return
+    def end(self) -> None:
         self.is_up = False
         self._loading.cancel()
         for request in self.requests:
             self._end(request, "lost" if request.started else "refused")
-        self._exit.set_result(reason)
 
     # What the manager asks of the engine.
 
@@ -313,7 +314,7 @@ class FakeRoleWorld:
             )
         except BaseException:
             for engine in made:
-                engine.end("its launch failed")
+                engine.end()
             raise
         return made[0]
 
@@ -331,13 +332,13 @@ class FakeRoleWorld:
         """The same server again, whatever the generation, where it still runs."""
         for (engine_id, _), engine in self.engines.items():
             if engine_id == fresh.launch.engine_id and engine.is_up:
-                fresh.end("it was never started")
+                fresh.end()
                 return engine
         return fresh
 
     async def close(self) -> None:
         for engine in self.engines.values():
-            engine.end("stopped")
+            engine.end()
 
     def connect(self, url: str) -> FakeEngine:
         return self._by_url[url]

@@ -16,6 +16,7 @@ import pytest
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
 from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.roles import EngineKind, WeightSource
+from phalanx.testing.roles_conformance import check_engine_control
 from tests.roles.launching.engines import model_for, sglang_model, started
 
 KINDS = [
@@ -143,6 +144,10 @@ def test_a_pause_ends_what_runs_and_holds_what_comes(engine):
         assert (await later)["meta_info"]["completion_tokens"] > 0
 
     engine.run(test)
+
+
+def test_it_holds_the_contract_of_an_engine(static_engine):
+    static_engine.run(lambda: check_engine_control(static_engine.control))
 
 
 def test_complaint_dynamo_13823_memory_is_taken_again_tag_by_tag(static_engine):

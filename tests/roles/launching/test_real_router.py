@@ -32,6 +32,7 @@ from phalanx.schema.roles import (
     WorkerType,
 )
 from phalanx.testing.raw_http import answer, read_request
+from phalanx.testing.roles_conformance import check_model_router
 from tests.roles.launching.engines import healthy, launching
 from tests.roles.launching.processes import has_ended, wait_for_end, watched
 from tests.roles.launching.specs import launch_of, model_of, sglang_group
@@ -105,6 +106,7 @@ def test_replicas_are_added_and_removed_and_requests_pass(tiny_llama, tmp_path, 
             assert await workers(router) == {other.url}
             await router.remove(other.url)
             assert await workers(router) == set()
+            await check_model_router(router, one.url, REGULAR)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
