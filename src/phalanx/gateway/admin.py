@@ -69,6 +69,7 @@ class AdminApi:
         self._clock = clock
         self._http = http
         self._metrics = GatewayMetrics(pool, http, roles)
+        self._roles = roles
         self._standing = standing
         self._saved = saved
         self._started_s = clock.monotonic_s()
@@ -98,16 +99,18 @@ class AdminApi:
         return HttpResponse.json(200, {"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Whether a request would find a server: of `?model=`, or of any model.
+        """Whether a request would find a server, or a role's engine: of `?model=`, or of any model.
 
         Whoever asks shows no key, and is told of models no more than the name that was given.
         """
         model = request.query.get("model")
         states = Counter(
-            server.state
+            str(server.state)
             for server in self._pool.snapshot.servers
             if model in (None, server.model_name)
         )
+        for role in self._roles:
+            states.update(role.states(model))
         detail = _unready(states, model, draining=self._standing().draining)
         value = {"num_servers": states.total(), "num_ready": states[ServerState.READY]}
         if detail:
@@ -200,7 +203,7 @@ class AdminApi:
         return _refused(409, "following", message)
 
 
-def _unready(states: Counter[ServerState], model: str | None, *, draining: bool) -> str:
+def _unready(states: Counter[str], model: str | None, *, draining: bool) -> str:
     """Why no request would find a server, or nothing."""
     if draining:
         return "the gateway is shutting down"

@@ -79,10 +79,13 @@ def test_i3_the_gateway_is_there_before_its_control_process_and_after_it():
                 assert b"control process" in early.body
                 assert (await asked(gateway, "/rollout/else", {})).status == 404
                 assert (await told(gateway, "/health"))["status"] == "ok"
+                assert (await asked(gateway, "/ready")).status == 503
 
                 await control.start(control.port)
                 await heard.of("following role")
                 assert (await asked(gateway, "/rollout/generate", {})).status == 200
+                for path, status in (("", 200), ("?model=m", 200), ("?model=x", 503)):
+                    assert (await asked(gateway, "/ready" + path)).status == status
                 control.publish("rollout", content(model("m", port, second)))
                 changed = await told(gateway, "/rollout/engines?after=0&epoch=e1&wait_s=60")
                 assert len(changed["models"]["m"]["engines"]) == 2

@@ -292,3 +292,18 @@ def test_a_body_above_the_limit_is_refused():
 
     run(scenario())
     assert engine.asked == []
+
+
+def test_an_engine_that_is_a_gateway_itself_does_not_name_the_model():
+    class Labelled(Engine):
+        async def respond(self, writer):
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nx-inference-model: other\r\ncontent-length: 2\r\n\r\n{}"
+            )
+
+    async def scenario():
+        async with listening(Labelled()) as ports, role(content(model("m", *ports))) as front:
+            answer = await front.ask(GENERATE, b"{}")  # which fails where it is there twice
+            assert answer.headers["x-inference-model"] == "m"
+
+    run(scenario())

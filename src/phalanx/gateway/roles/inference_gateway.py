@@ -159,6 +159,17 @@ class InferenceGateway:
         models = tuple(_Model(id=name, created=self._created) for name in names)
         return HttpResponse.json(200, _Models(data=models))
 
+    def states(self, name: str | None) -> Counter[str]:
+        """Those of the engines (or the router) of a model or alias; None: of all models."""
+        content = self.source.snapshot.content
+        wanted = None if name is None else content.routing.aliases.get(name, name)
+        counts: Counter[str] = Counter()
+        for model in content.models:
+            if wanted in (None, model.name):
+                by_router = model.route_mode is RouteMode.SGLANG_ROUTER
+                counts.update({str(model.state): 1} if by_router else _health(model).replicas)
+        return counts
+
     def close(self) -> None:
         """Answer those who wait for a change."""
         self.source.close()
