@@ -16,7 +16,6 @@ from phalanx.testing.role_faults import Faults
 
 LOAD_S = 2.0
 """How long a started engine takes to be healthy."""
-_STOPPED = "stopped"
 
 
 @dataclass(eq=False)
@@ -63,8 +62,8 @@ class FakeEngine:
 
     async def exited(self) -> str:
         reason = await asyncio.shield(self._exit)
-        if self.launch.group.engine is EngineKind.EXTERNAL or reason == _STOPPED:
-            await asyncio.get_running_loop().create_future()  # no end by itself that is seen here
+        if self.launch.group.engine is EngineKind.EXTERNAL:
+            await asyncio.get_running_loop().create_future()  # nobody here would know
         return reason
 
     async def stop(self, grace_s: float) -> None:
