@@ -20,19 +20,19 @@ class Disturbances:
         self.num_rounds = 0
 
     async def round(self) -> None:
-        """From one replica to four, a kill, a drain, a sleep, down to two, and five new versions."""
+        """From one replica to four, a kill, a drain, a sleep, down to two, and ten new versions."""
         await self._scale(1)
-        await self.update()
+        await self._updates()
         await self._scale(4)
         await self._kill(4)
-        await self.update()
+        await self._updates()
         await self._turn("drain")
-        await self.update()
+        await self._updates()
         await self._scale(2)
-        await self.update()
+        await self._updates()
         await self._turn("deactivate")
         await self._kill(2)
-        await self.update()
+        await self._updates()
         self.num_rounds += 1
 
     async def update(self) -> None:
@@ -45,6 +45,10 @@ class Disturbances:
         model = (await self._job.document()).models[MODEL]
         if model.weight_version != version:
             raise SoakError(f"after an update to {version!r} the model says {model}")
+
+    async def _updates(self) -> None:
+        await self.update()
+        await self.update()
 
     async def _scale(self, replicas: int) -> None:
         self._note(f"scale to {replicas}")
