@@ -1,76 +1,14 @@
-"""The server that behaves as SGLang: its wire (spec 3.2 to 3.7), and what ends its process."""
+"""The server that behaves as SGLang: its requests and answers (spec 3.2 to 3.5, and 3.7)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 
-from phalanx.testing.sglang_scheduler import SchedulerCrashedError, SchedulerOptions
-from phalanx.testing.sglang_server import sglang_app
-
-ENDLESS = {"max_new_tokens": 10**9, "ignore_eos": True}
-Test = Callable[[httpx.AsyncClient], Awaitable[None]]
-
-
-@asynccontextmanager
-async def client_of(
-    options: SchedulerOptions, crashes: list[str], **args: object
-) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(sglang_app(options, crashes.append, args))
-    async with httpx.AsyncClient(transport=transport, base_url="http://sglang") as client:
-        yield client
-
-
-def talked(test: Test, *, crash: str | None = None, **fields: object) -> None:
-    """Runs `test`; where it must end in a crash, with this reason."""
-    args = {name: fields.pop(name) for name in ("disaggregation_mode",) if name in fields}
-    crashes: list[str] = []
-
-    async def main() -> None:
-        async with client_of(SchedulerOptions(**fields), crashes, **args) as client:
-            if crash is None:
-                await test(client)
-                return
-            with pytest.raises(SchedulerCrashedError, match=crash):
-                await test(client)
-            with pytest.raises(SchedulerCrashedError):
-                await client.get("/health")
-
-    asyncio.run(main())
-    assert len(crashes) == (crash is not None)
-
-
-async def generated(client: httpx.AsyncClient, **body: object) -> dict:
-    response = await client.post("/generate", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-@asynccontextmanager
-async def running(client: httpx.AsyncClient, rid: str = "long") -> AsyncIterator[asyncio.Task]:
-    """A request that runs until it is aborted; its answer is the task's result."""
-    body = {"rid": rid, "text": "go", "sampling_params": ENDLESS}
-    task = asyncio.create_task(generated(client, **body))
-    try:
-        await until_one(client, "num_running_reqs")
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def until_one(client: httpx.AsyncClient, what: str) -> None:
-    while not (await loads(client))[what]:  # noqa: ASYNC110 - the server tells nobody
-        await asyncio.sleep(0)
-
-
-async def loads(client: httpx.AsyncClient) -> dict[str, int]:
-    return (await client.get("/v1/loads", params={"include": "core"})).json()["loads"][0]
+from tests.roles.launching.sglang_talk import generated, loads, running, talked, until_one
 
 
 def test_generate_answers_as_sglang():
@@ -249,122 +187,6 @@ def test_a_pause_may_keep_what_runs(mode):
             await client.post("/continue_generation")
             await client.post("/abort_request", json={"abort_all": True})
             await task
-
-    talked(test)
-
-
-TAGS = ["kv_cache", "weights", "cuda_graph"]
-
-
-@pytest.mark.parametrize("tags", [None, [], TAGS])
-def test_memory_is_given_back_and_taken_again(tags):
-    async def test(client: httpx.AsyncClient) -> None:
-        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
-            response = await client.post(path, json={"tags": tags})
-            assert (response.status_code, response.content) == (200, b"null")
-
-    talked(test)
-
-
-def test_complaint_sglang_24119_a_release_while_a_request_runs_ends_the_process():
-    async def test(client: httpx.AsyncClient) -> None:
-        async with running(client):
-            await client.post("/release_memory_occupation", json={"tags": TAGS})
-
-    talked(test, crash="AssertionError")
-
-
-def test_a_release_ends_it_while_one_waits_unless_it_is_paused():
-    async def paused(client: httpx.AsyncClient) -> None:
-        await client.post("/pause_generation")
-        held = asyncio.create_task(generated(client, text="b"))
-        await until_one(client, "num_waiting_reqs")
-        await client.post("/release_memory_occupation", json={"tags": ["kv_cache"]})
-        await client.post("/resume_memory_occupation", json={"tags": ["kv_cache"]})
-        await client.post("/continue_generation")
-        await held
-
-    talked(paused)
-
-    async def in_place(client: httpx.AsyncClient) -> None:
-        async with running(client):
-            await client.post("/pause_generation", json={"mode": "in_place"})
-            await client.post("/release_memory_occupation")
-
-    talked(in_place, crash="AssertionError")
-
-
-def test_complaint_sglang_24123_a_resume_of_what_was_not_released_ends_the_process():
-    async def test(client: httpx.AsyncClient) -> None:
-        await client.post("/release_memory_occupation", json={"tags": ["weights"]})
-        await client.post("/resume_memory_occupation", json={"tags": ["weights"]})
-        await client.post("/resume_memory_occupation", json={"tags": ["weights"]})
-
-    talked(test, crash="KeyError: 'weights'")
-
-
-@pytest.mark.parametrize("tag", TAGS)
-def test_complaint_relax_282_a_request_after_a_release_ends_the_process(tag):
-    async def test(client: httpx.AsyncClient) -> None:
-        await client.post("/release_memory_occupation", json={"tags": [tag]})
-        await generated(client, text="a")
-
-    talked(test, crash="illegal memory access")
-
-
-def test_weights_without_a_backup_are_garbage_until_they_are_updated():
-    async def test(client: httpx.AsyncClient) -> None:
-        before = (await generated(client, text="a"))["text"]
-        await client.post("/release_memory_occupation")
-        await client.post("/resume_memory_occupation")
-        assert (await generated(client, text="a"))["text"] != before
-        assert (await client.get("/model_info")).json()["weight_version"] == "default"
-        update = {"model_path": "tiny", "weight_version": "1"}
-        assert (await client.post("/update_weights_from_disk", json=update)).json()["success"]
-        answer = await generated(client, text="a")
-        assert (answer["text"], answer["meta_info"]["weight_version"]) == (before, "1")
-
-    talked(test)
-
-
-@pytest.mark.parametrize("fields", [{"weights_backup": True}, {"memory_saver": False}])
-def test_weights_with_a_backup_and_those_that_were_never_freed_come_back(fields):
-    async def test(client: httpx.AsyncClient) -> None:
-        before = (await generated(client, text="a"))["text"]
-        await client.post("/release_memory_occupation")
-        await client.post("/resume_memory_occupation")
-        assert (await generated(client, text="a"))["text"] == before
-
-    talked(test, **fields)
-
-
-def test_an_update_waits_for_what_runs_and_holds_what_comes():
-    async def test(client: httpx.AsyncClient) -> None:
-        async with running(client) as task:
-            body = {"model_path": "new", "weight_version": "2"}
-            update = asyncio.create_task(client.post("/update_weights_from_disk", json=body))
-            await asyncio.sleep(0)
-            later = asyncio.create_task(generated(client, text="b"))
-            assert (await client.get("/model_info")).json()["weight_version"] == "default"
-            await client.post("/abort_request", json={"rid": "long"})
-            assert (await task)["meta_info"]["weight_version"] in ("default", "2")
-            assert (await update).status_code == 200
-            assert (await later)["meta_info"]["weight_version"] == "2"
-
-    talked(test)
-
-
-def test_an_update_whose_flush_is_refused_says_no_and_is_in():
-    async def test(client: httpx.AsyncClient) -> None:
-        reference = await generated(client, text="a")
-        async with running(client):
-            await client.post("/pause_generation", json={"mode": "in_place"})
-            body = {"model_path": "new", "weight_version": "2"}
-            answer = await client.post("/update_weights_from_disk", json=body)
-            assert answer.status_code == 400 and answer.json()["success"] is False
-            await client.post("/continue_generation")
-            await client.post("/abort_request", json={"abort_all": True})
-        assert (await generated(client, text="a"))["text"] != reference["text"]
 
     talked(test)
 
