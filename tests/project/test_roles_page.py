@@ -105,7 +105,9 @@ def test_every_command_and_flag_is_shown():
 
 
 def test_every_route_of_the_control_process_is_listed():
-    api = ControlApi({}, EventLog(ManualClock()), describe=lambda: None, stop=lambda now: None)
+    api = ControlApi(
+        {}, EventLog(ManualClock()), epoch="", describe=lambda: None, stop=lambda now: None
+    )
     made = {
         f"{method} {route.path.replace('{role}', 'ROLE').replace('{model}', 'MODEL')}"
         for route in api.app().routes

@@ -63,7 +63,7 @@ async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
             await process.close()
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
-            screen.show(process.describe(), ())
+            screen.show(process.describe(), process.events.after(screen.last_event))
     screen.say(f"{place.name} is down")
     return 0 if was_up else INTERRUPTED
 
@@ -108,10 +108,8 @@ async def _until_stopped(
 
 async def _show(process: ControlProcess, screen: UpScreen) -> None:
     """Show what happens, as it happens."""
-    last = 0
     while True:
-        events = await process.events.wait(last, screen.refresh_s or _WAIT_S)
-        last = events[-1].number if events else last
+        events = await process.events.wait(screen.last_event, screen.refresh_s or _WAIT_S)
         screen.show(process.describe(), events)
 
 

@@ -24,6 +24,8 @@ class UpScreen:
         self._console = console
         self._clock = clock
         self._live: Live | None = None
+        self.last_event = 0
+        """The number of the last event that was shown."""
 
     @property
     def refresh_s(self) -> float | None:
@@ -33,6 +35,7 @@ class UpScreen:
     def show(self, job: Job, events: Iterable[RoleEvent]) -> None:
         """What has happened, and how the job stands."""
         for event in events:
+            self.last_event = event.number
             line = event_line(event)
             if line is not None:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,7 @@ Every key that does not exist is refused, with the nearest one that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from phalanx.schema.roles import (
 from phalanx.schema.yaml_text import parse_yaml
 
 T = TypeVar("T")
+SectionT = TypeVar("SectionT", bound=msgspec.Struct)
 
 _GROUP_DEFAULTS = msgspec.structs.asdict(GroupSection())
 
@@ -77,7 +78,13 @@ def parse_job(
         _role(name, value, source, directory)
         for name, value in _named(job.roles, source, "roles").items()
     )
-    return JobConfig(_gateway(job.gateway, directory), job.control, job.launcher, job.log, roles)
+    return JobConfig(
+        _with_paths(job.gateway, ("tls_cert", "tls_key"), directory),
+        job.control,
+        _with_paths(job.launcher, ("sglang_python", "router_python"), directory),
+        _with_paths(job.log, ("directory",), directory),
+        roles,
+    )
 
 
 def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:
@@ -219,12 +226,11 @@ def _group(section: GroupSection) -> EngineGroupSpec:
     )
 
 
-def _gateway(section: GatewaySection, directory: Path | None) -> GatewaySection:
-    return msgspec.structs.replace(
-        section,
-        tls_cert=None if section.tls_cert is None else _path(section.tls_cert, directory),
-        tls_key=None if section.tls_key is None else _path(section.tls_key, directory),
-    )
+def _with_paths(section: SectionT, names: Sequence[str], directory: Path | None) -> SectionT:
+    """`section` with the paths under these names resolved."""
+    given = msgspec.structs.asdict(section)
+    paths = {name: _path(given[name], directory) for name in names if given[name] is not None}
+    return msgspec.structs.replace(section, **paths)
 
 
 def _path(value: str, directory: Path | None) -> str:

@@ -56,19 +56,21 @@ class NotFoundError(InvalidInputError):
 
 
 class ControlApi:
-    """Its routes. `describe` tells of the job, `stop` begins its end, in a hurry or not."""
+    """Its routes. `epoch` is that of the roles' registries. `describe` tells of the job, `stop` begins its end, in a hurry or not."""
 
     def __init__(
         self,
         managers: Mapping[str, InferenceManager],
         events: EventLog,
         *,
+        epoch: str,
         describe: Callable[[], Job],
         stop: Callable[[bool], None],
         key: str | None = None,
     ) -> None:
         self._managers = managers
         self._events = events
+        self._epoch = epoch
         self._describe = describe
         self._stop = stop
         self._key = key
@@ -120,7 +122,7 @@ class ControlApi:
         return _json(self._describe())
 
     async def roles(self, request: Request) -> Response:
-        return _json({"roles": list(self._managers), "epoch": self._describe().epoch})
+        return _json({"roles": list(self._managers), "epoch": self._epoch})
 
     async def document(self, request: Request) -> Response:
         """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one."""
@@ -138,7 +140,7 @@ class ControlApi:
         log = self._events
         waits = wait_s > 0 and not self._closed
         found = await log.wait(after or 0, wait_s) if waits else log.after(after or 0)
-        return _json({"epoch": self._describe().epoch, "last": log.last_number, "events": found})
+        return _json({"epoch": self._epoch, "last": log.last_number, "events": found})
 
     async def shutdown(self, request: Request) -> Response:
         """Begins the end of the job, and does not wait for it."""

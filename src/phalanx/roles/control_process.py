@@ -90,7 +90,12 @@ class ControlProcess:
         self._door = ControlDoor(job.control.port)
         self._key = job.control.key
         self._api = ControlApi(
-            self._managers, self.events, describe=self.describe, stop=self.stop, key=self._key
+            self._managers,
+            self.events,
+            epoch=self._epoch,
+            describe=self.describe,
+            stop=self.stop,
+            key=self._key,
         )
         launch = GatewayLaunch(
             section=job.gateway,
@@ -167,13 +172,13 @@ class ControlProcess:
         self._stage = JobStage.STOPPING
         self._say("stopping: running requests end first")
         async with contextlib.AsyncExitStack() as steps:
+            await steps.enter_async_context(self._hurried())
             steps.push_async_callback(self._machinery.host.close, STOP_GRACE_S)
             steps.push_async_callback(self._machinery.launcher.close)
             steps.push_async_callback(self._door.close)
             steps.callback(self._api.close)
             steps.push_async_callback(self._gateway.stop)
             steps.push_async_callback(self._end_tasks)
-            await steps.enter_async_context(self._hurried())
             managers = self._managers.values()
             raise_failures(
                 "the job did not stop as it should",

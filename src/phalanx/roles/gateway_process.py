@@ -115,6 +115,7 @@ class GatewayProcess:
             async with asyncio.timeout(_START_S):
                 await asyncio.wait((ended, listens), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
+            await child.stop(0.0)
             raise EngineUnavailableError(
                 f"the gateway does not listen after {_START_S:g} s; {child.tail()}"
             ) from None

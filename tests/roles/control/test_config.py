@@ -23,7 +23,8 @@ from phalanx.schema.roles import (
 WHOLE = """
 gateway: {http_host: 127.0.0.2, http_port: 0, api_key: k, tls_cert: ./cert.pem, tls_key: /key.pem}
 control: {port: 7000, key: secret}
-log: {level: DEBUG, directory: /tmp/logs}
+log: {level: DEBUG, directory: ../logs}
+launcher: {sglang_python: ~/sglang/bin/python, router_python: python3}
 roles:
   rollout:
     deployment: {drain_timeout_s: 3, start_asleep: true}
@@ -116,7 +117,9 @@ def test_the_other_sections_are_read_and_their_paths_begin_at_the_file():
     assert job.gateway.tls_cert == "/home/me/cert.pem"
     assert job.gateway.tls_key == "/key.pem"
     assert (job.control.port, job.control.key) == (7000, "secret")
-    assert (job.log.level, job.log.directory) == ("DEBUG", "/tmp/logs")
+    assert (job.log.level, job.log.directory) == ("DEBUG", "/home/logs")
+    assert job.launcher.sglang_python == str(Path("~/sglang/bin/python").expanduser())
+    assert job.launcher.router_python == "python3"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,12 @@ class App:
             for spec in parse_job(FILE, "r.yaml").roles
         }
         api = ControlApi(
-            self.managers, self.events, describe=self.describe, stop=self.stops.append, key=key
+            self.managers,
+            self.events,
+            epoch="e1",
+            describe=self.describe,
+            stop=self.stops.append,
+            key=key,
         )
         transport = httpx.ASGITransport(api.app(), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://control")
