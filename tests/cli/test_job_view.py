@@ -62,14 +62,16 @@ def test_a_row_a_replica():
         job_table(
             job(
                 engine(0, weight_version="7"),
-                engine(1, "sleeping", generation=3, detail="put to sleep\nand more"),
+                engine(1, "sleeping", generation=3, detail="put to sleep\nin between\n  at last"),
             ),
             60.0,
         )
     )
     assert lines[0] == "mine: http://127.0.0.1:30000, up 60 s"
     assert lines[2].split() == "rollout student/0 ready 1 7 weights, KV 127.0.0.1:30".split()
-    assert lines[3].split() == "student/1 sleeping 3 nothing 127.0.0.1:31 put to sleep".split()
+    assert (
+        lines[3].split() == "student/1 sleeping 3 nothing 127.0.0.1:31 put to sleep at last".split()
+    )
 
 
 @pytest.mark.parametrize("held", [None, ()])
@@ -103,7 +105,7 @@ def event(kind: EventKind, detail: str, **where: str) -> RoleEvent:
 
 def test_an_event_is_a_line():
     moved = event(EventKind.STATE, "dead: killed\nlog", engine_id="student/0")
-    assert event_line(moved).endswith(" rollout/student/0: dead: killed")
+    assert event_line(moved).endswith(" rollout/student/0: dead: killed log")
     weights = event(EventKind.WEIGHTS, "7", model="student")
     assert event_line(weights).endswith(" rollout/student: weights 7")
     assert event_line(event(EventKind.OPERATION, "stopping", role="")).endswith(" stopping")
@@ -114,7 +116,7 @@ def test_a_role_after_an_operation_is_a_line_a_model():
     document = job(engine(0), engine(1), engine(2, "dead", detail="gone\nx")).roles[0].document
     assert list(role_lines(document, 2.4)) == [
         "rollout/student: 2 ready, 1 dead, weights 7 (revision 3, 2 s)",
-        "  student/2: gone",
+        "  student/2: gone x",
     ]
 
 

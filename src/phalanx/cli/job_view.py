@@ -10,7 +10,7 @@ from rich.console import Console
 
 from phalanx.cli.control_client import ControlClient
 from phalanx.cli.frames import frames
-from phalanx.cli.roles_table import duration, event_line, job_table
+from phalanx.cli.roles_table import duration, event_line, job_table, on_one_line
 from phalanx.clock import SystemClock
 from phalanx.roles.control_messages import Job
 from phalanx.roles.run_file import NoJobError
@@ -66,4 +66,4 @@ def role_lines(document: InternalDocument, seconds: float) -> Iterator[str]:
         )
         for engine in model.engines:
             if isinstance(engine.detail, str) and engine.detail:
-                yield f"  {engine.engine_id}: {engine.detail.splitlines()[0]}"
+                yield f"  {engine.engine_id}: {on_one_line(engine.detail)}"

@@ -61,7 +61,7 @@ def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]
             num_rows += 1
     for replica in status.unpublished:
         since = duration(wall_s - replica.since_wall_s)
-        note = f"{since}: {_message(first_line(replica.detail))}".removesuffix(": ")
+        note = f"{since}: {_message(on_one_line(replica.detail))}".removesuffix(": ")
         state = _state(replica.state)
         yield "" if num_rows else role, replica.engine_id, state, "", "", "", "", note
         num_rows += 1
@@ -82,7 +82,7 @@ def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text
         engine.weight_version or "",
         memory,
         (engine.base_url or "").removeprefix("http://"),
-        first_line(detail),
+        on_one_line(detail),
     )
 
 
@@ -96,7 +96,7 @@ def event_line(event: RoleEvent) -> str | None:
         return None
     who = "/".join(filter(None, (event.role, event.engine_id or event.model)))
     plain = event.kind in (EventKind.STATE, EventKind.OPERATION) or not who
-    told = first_line(event.detail if plain else f"{event.kind} {event.detail}")
+    told = on_one_line(event.detail if plain else f"{event.kind} {event.detail}")
     moment = datetime.fromtimestamp(event.wall_s).strftime("%H:%M:%S")
     return f"{moment} {who}: {told}" if who else f"{moment} {told}"
 
@@ -107,8 +107,10 @@ def _message(line: str) -> str:
     return line if logged is None else logged[1]
 
 
-def first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
+def on_one_line(text: str) -> str:
+    """The first line, and of more, such as the end of a log, the last one too."""
+    first, *more = text.splitlines() or [""]
+    return f"{first} {more[-1].strip()}" if more else first
 
 
 def duration(seconds: float) -> str:
