@@ -219,7 +219,7 @@ def _group(section: GroupSection) -> EngineGroupSpec:
     return EngineGroupSpec(
         num_replicas=replicas,
         engine=section.engine,
-        worker_type=section.worker,
+        worker_type=section.worker_type,
         ranks_per_replica=section.ranks,
         engine_args=section.engine_args,
         urls=tuple(base_url(url) for url in section.urls),

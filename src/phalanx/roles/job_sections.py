@@ -89,7 +89,7 @@ class GroupSection(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineKind = EngineKind.PHALANX
     replicas: int | None = None
-    worker: WorkerType = WorkerType.REGULAR
+    worker_type: WorkerType = WorkerType.REGULAR
     ranks: int = 1
     engine_args: dict[str, Any] = {}
     urls: tuple[str, ...] = ()

@@ -57,8 +57,8 @@ roles:
         model: org/name
         route_mode: sglang_router
         groups:
-          - {worker: prefill, engine: sglang}
-          - {worker: decode, engine: sglang, replicas: 3}
+          - {worker_type: prefill, engine: sglang}
+          - {worker_type: decode, engine: sglang, replicas: 3}
 """
 
 
@@ -170,9 +170,15 @@ IN_MODEL = "roles.rollout.models.a"
         (model("model: x, engine: vllm"), f"{IN_MODEL}.engine='vllm' is not known; allowed: ph"),
         (model("model: x, env: {A: true}"), "env.A=True must be text or a number"),
         (model("model: x, groups: [1]"), f"{IN_MODEL}.groups[0] must hold keys of its own"),
-        (model("model: x, groups: [{wrker: 1}]"), f"did you mean {IN_MODEL}.groups[0].worker?"),
+        (
+            model("model: x, groups: [{worker: 1}]"),
+            f"did you mean {IN_MODEL}.groups[0].worker_type?",
+        ),
         (model("model: x, replicas: 2, groups: [{}]"), "replicas and groups are both given"),
-        (model("model: x, groups: [{worker: prefill}]"), "give prefill and decode, or regular"),
+        (
+            model("model: x, groups: [{worker_type: prefill}]"),
+            "give prefill and decode, or regular",
+        ),
         (model("model: x, router_url: http://r:1"), "a router is used with sglang_router"),
         (model("engine: external"), "engine: external needs urls"),
         (model("engine: external, urls: [h:1]"), "'h:1' must be a url as http://HOST:PORT"),
