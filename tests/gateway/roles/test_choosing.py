@@ -141,3 +141,18 @@ def test_in_flight_requests_are_counted_exactly_and_ties_rotate():
             assert [len(engine.asked) for engine in engines] == [3, 6, 3]
 
     run(scenario())
+
+
+def test_what_is_counted_of_an_engine_goes_with_it():
+    engines = [Engine(), Engine()]
+
+    async def scenario():
+        async with listening(*engines) as ports, role(content(model("m", *ports))) as front:
+            for _ in range(4):
+                await front.ask(GENERATE, b"{}")
+            traffic = front.gateway.servers.traffic
+            assert [traffic.of(f"m/{number}").num_requests for number in (0, 1)] == [2, 2]
+            front.change("m", replicas=model("m", *ports).replicas[:1])
+            assert [traffic.of(f"m/{number}").num_requests for number in (0, 1)] == [2, 0]
+
+    run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 
@@ -9,6 +10,7 @@ import pytest
 
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.config import GatewayConfig
+from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.schema.roles import RoutingSpec, WorkloadType
 from tests.gateway import whole
 from tests.gateway.roles.control import Control, hearing
@@ -211,3 +213,24 @@ def test_the_board_shows_roles_requests_and_events():
 def test_a_configuration_that_cannot_be(changes, word):
     with pytest.raises(ConfigurationError, match=word):
         GatewayConfig(**changes)
+
+
+def test_a_role_of_the_same_process_is_served_and_its_registry_stays_its_own():
+    engine = Engine()
+
+    async def scenario():
+        async with listening(engine) as ports:
+            registry = RoleRegistry("rollout", "own", content(model("m")))
+            async with whole.running() as gateway:
+                assert (await told(gateway, "/v1/pool"))["roles"] is False
+                gateway.roles.serve("rollout", registry)
+                assert (await told(gateway, "/v1/pool"))["roles"] is True
+                assert (await asked(gateway, "/rollout/generate", {})).status == 503
+                assert registry.publish(content(model("m", *ports)), 0)
+                assert (await asked(gateway, "/rollout/generate", {})).status == 200
+            waiting = asyncio.create_task(registry.wait(1, 60.0))
+            await asyncio.sleep(0)
+            assert registry.publish(content(model("m")), 1)
+            assert (await waiting).revision == 2, "the gateway has closed it"
+
+    run(scenario())

@@ -15,6 +15,8 @@ from phalanx.gateway.roles.following import ControlFollower
 from phalanx.gateway.roles.inference_gateway import InferenceGateway, RoleGatewaySettings
 from phalanx.gateway.roles.role_set import RoleSet
 from phalanx.gateway.roles.source import RoleSource
+from phalanx.routing.roles.mirror import RoleMirror
+from phalanx.routing.roles.snapshot import RoleSnapshot
 
 
 class Roles:
@@ -47,8 +49,16 @@ class Roles:
         self._board.add_to(router)
 
     def serve(self, name: str, source: RoleSource, lost: Callable[[], str] = lambda: "") -> None:
-        """Serve a role from now on, as `source` publishes it; `lost` says why it no longer does."""
-        self._set.add(InferenceGateway(name, source, self._clock, self._settings, lost=lost))
+        """Serve a role from now on, as `source` publishes it on this event loop; `lost` says why it
+        no longer does. The source stays its owner's.
+        """
+        mirror = RoleMirror(source.snapshot)
+
+        def published(snapshot: RoleSnapshot) -> None:
+            mirror.put(snapshot)
+
+        source.listen(published)
+        self._add(name, mirror, lost)
 
     def __iter__(self) -> Iterator[InferenceGateway]:
         return iter(self._set)
@@ -67,10 +77,13 @@ class Roles:
         """Answer those who wait for a change."""
         self._set.close()
 
-    def _came(self, name: str, source: RoleSource) -> None:
+    def _add(self, name: str, mirror: RoleMirror, lost: Callable[[], str]) -> None:
+        self._set.add(InferenceGateway(name, mirror, self._clock, self._settings, lost=lost))
+
+    def _came(self, name: str, mirror: RoleMirror) -> None:
         follower = self._follower
         assert follower is not None
-        self.serve(name, source, lambda: follower.lost(name))
+        self._add(name, mirror, lambda: follower.lost(name))
 
 
 def _nothing(role: str) -> str:
