@@ -59,10 +59,10 @@ class HealthWatch:
             return False
 
     async def _look(self, replica: Replica) -> None:
-        """At what somebody else may have changed; while an operation runs, that is what changes it."""
+        """At what somebody else may have changed, where no operation has changed it meanwhile."""
         timeout_s = self._role.deployment.health_timeout_s
         engine, name = replica.engine, replica.engine_id
-        before = replica.state, replica.weights
+        before = replica.state, replica.weights, replica.busy
         held = version = None
         try:
             if replica.tells:
@@ -72,7 +72,7 @@ class HealthWatch:
                 version = await attempt(engine.weight_version, f"{name}: weights", timeout_s)
         except EngineCallError:
             return
-        if self._role.lock.locked() or before != (replica.state, replica.weights):
+        if before != (replica.state, replica.weights, replica.busy):
             return
         if replica.state is ReplicaState.READY and held is not None and held != ALL_TAGS:
             replica.residency = Residency(held)

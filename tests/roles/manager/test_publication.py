@@ -271,6 +271,8 @@ def test_one_that_dies_when_it_is_whole_and_others_are_not_undoes_them_all():
             await start
         assert c.revision == revision
         assert not c.world.running
+        c.manager.set_phase("score")
+        assert c.registry.snapshot.content.models[0].replicas == ()
         await c.manager.shutdown()
 
     run(scenario)
@@ -288,4 +290,19 @@ def test_i4_one_manager_class_runs_every_role(workload):
         await c.manager.shutdown()
 
     assert InferenceManager.__subclasses__() == []
+    run(scenario)
+
+
+def test_a_first_wake_that_fails_leaves_the_role_asleep():
+    async def scenario():
+        c = case(start_asleep=True)
+        c.world.faults.next("launch", [Fault.REFUSED])
+        with pytest.raises(PhalanxError, match="refused"):
+            await c.manager.activate()
+        c.manager.set_phase("score")
+        assert c.model_state() is ReplicaState.SLEEPING
+        await c.manager.activate()
+        assert c.model_state() is ReplicaState.READY
+        await c.manager.shutdown()
+
     run(scenario)

@@ -176,7 +176,9 @@ def test_one_that_hangs_is_dead_after_so_many_health_checks():
         c = case(lasting(), health_interval_s=5.0, health_timeout_s=1.0, max_health_failures=3)
         await c.manager.start()
         c.world.faults.next("healthy", [Fault.HANG, Fault.REFUSED, None, *[Fault.HANG] * 3])
+        before = c.world.faults.asked["healthy"]
         await c.until(lambda: c.state() is ReplicaState.DEAD)
+        assert c.world.faults.asked["healthy"] - before == 6
         assert c.shown().detail == "it failed 3 health checks in a row"
         await c.until(lambda: c.state() is ReplicaState.READY)
         assert not c.engine("m/0", 1).is_up
@@ -309,6 +311,23 @@ def test_the_dead_leave_their_router_even_where_that_fails_at_first():
         c.world.faults.stop()
         await c.until(lambda: not c.shown("m/0").blocked)
         assert workers == {c.engine("m/1").url}
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_an_external_engine_where_nobody_listens_any_more_is_dead_not_blocked():
+    external = EngineGroupSpec(1, engine=EngineKind.EXTERNAL, urls=("http://a:1",))
+
+    async def scenario():
+        c = case(model(engine_groups=(external,)), health_interval_s=1000.0)
+        await c.manager.start()
+        c.engine().crash()
+        await asyncio.sleep(1.0)
+        assert c.state() is ReplicaState.READY
+        await c.manager.deactivate()
+        assert c.state() is ReplicaState.DEAD
+        assert not c.shown().blocked
         await c.manager.shutdown()
 
     run(scenario)

@@ -377,3 +377,38 @@ def test_d13_where_weights_come_from_is_said_by_each_model_whatever_its_role():
         await c.manager.shutdown()
 
     run(scenario)
+
+
+def test_one_that_never_served_and_could_not_be_stopped_at_once_is_started_again_all_the_same():
+    async def scenario():
+        c = case(trained("dcs"))
+        await c.manager.start()
+        c.world.faults.next("stop", [Fault.REFUSED])
+        with pytest.raises(RoleOperationFailedError, match="could not be stopped"):
+            await c.manager.deactivate()
+        assert c.shown().blocked and c.manager.residency() == {"m/0": None}
+        await c.manager.deactivate()
+        assert c.manager.residency() == {}
+        await c.manager.broadcast("m", "/v/1", 1)
+        await c.manager.activate()
+        assert (c.state(), c.shown().generation) == (ReplicaState.READY, 2)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_one_of_which_nobody_knows_whether_it_has_the_new_weights_serves_no_more():
+    async def scenario():
+        c = case(trained())
+        await c.manager.start()
+        c.world.faults.always("load_weights", Fault.UNSENT)
+        with pytest.raises(RoleOperationFailedError, match="502"):
+            await c.manager.update_weights("m", "/v/1", "1")
+        assert c.shown().blocked and not c.shown().direct_eligible
+        assert c.shown().weight_version is None
+        c.world.faults.stop()
+        await c.manager.unblock("m/0")
+        assert (c.state(), c.shown().weight_version) == (ReplicaState.READY, "1")
+        await c.manager.shutdown()
+
+    run(scenario)
