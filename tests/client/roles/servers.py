@@ -85,7 +85,9 @@ class FakeServer:
         self.port = 0
 
     async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> str:
-        self._server = await asyncio.start_server(self._connected, HOST, port, ssl=tls)
+        self._server = await asyncio.start_server(
+            self._connected, HOST, port, ssl=tls, backlog=4096
+        )
         self._scheme = "http" if tls is None else "https"
         self.port = self._server.sockets[0].getsockname()[1]
         return self.url

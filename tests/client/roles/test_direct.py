@@ -20,9 +20,18 @@ from phalanx.errors import (
     RoleNotReadyError,
     UnknownModelError,
 )
-from phalanx.routing.roles.snapshot import ReplicaState
+from phalanx.routing.roles.snapshot import ReplicaState, RoleReplica
 from phalanx.schema.roles import RouteMode, RoutingPolicy, RoutingSpec
-from tests.client.roles.servers import HOST, FakeEngine, FakeGateway, Request, content, model
+from tests.client.roles.servers import (
+    HOST,
+    FakeEngine,
+    FakeGateway,
+    Request,
+    content,
+    echo,
+    model,
+)
+from tests.client.roles.shifted_loop import advance, run_shifted
 
 PAYLOAD = {"input_ids": [1, 2], "sampling_params": {"temperature": 0}, "custom": {"kept": [None]}}
 
@@ -438,14 +447,16 @@ def test_a_deadline_cancels_the_request_at_the_engine():
             left.set()
 
         left = asyncio.Event()
-        async with role(FakeEngine(behave=never)) as gateway:
-            async with AsyncRoleClient(gateway.role_url) as client:
-                await client.wait_ready()
-                with pytest.raises(DeadlineExceededError, match="it was cancelled"):
-                    await client.generate(PAYLOAD, timeout_s=0.05)
-                await left.wait()
+        engine = FakeEngine(behave=never)
+        async with role(engine) as gateway, AsyncRoleClient(gateway.role_url) as client:
+            call = asyncio.create_task(client.generate(PAYLOAD, timeout_s=50))
+            await engine.arrived()
+            advance(51)
+            with pytest.raises(DeadlineExceededError, match="it was cancelled"):
+                await call
+            await left.wait()
 
-    asyncio.run(scenario())
+    run_shifted(scenario())
 
 
 def test_cancelling_a_call_closes_the_connection_to_the_engine():
@@ -508,6 +519,63 @@ def test_an_answer_that_nobody_reads_is_closed_at_the_engine():
                 )
                 await started.close()
                 await left.wait()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_is_kept_for_the_next_request_and_not_once_the_engine_has_closed_it():
+    async def scenario():
+        async def closing(request: Request) -> None:
+            request.answer({"n": len(engine.requests)})
+            if len(engine.requests) == 3:
+                await request.writer.drain()
+                request.writer.close()
+                await request.writer.wait_closed()
+                closed.set()
+
+        closed = asyncio.Event()
+        engine = FakeEngine(behave=closing)
+        async with role(engine) as gateway, AsyncRoleClient(gateway.role_url) as client:
+            for _ in range(3):
+                await client.generate(PAYLOAD)
+            assert engine.connections == 1
+            await closed.wait()
+            assert await client.generate(PAYLOAD) == {"n": 4}
+            assert engine.connections == 2
+
+    asyncio.run(scenario())
+
+
+def test_many_requests_at_once_have_a_connection_each_and_leave_those_that_are_kept():
+    async def scenario():
+        async def together(request: Request) -> None:
+            if len(engine.requests) == 100:
+                everybody.set()
+            await everybody.wait()
+            request.answer({})
+
+        everybody = asyncio.Event()
+        engine = FakeEngine(behave=together)
+        async with role(engine) as gateway, AsyncRoleClient(gateway.role_url) as client:
+            await asyncio.gather(*(client.generate(PAYLOAD) for _ in range(100)))
+            assert engine.connections == 100
+            engine.requests.clear()
+            engine.behave = echo
+            await asyncio.gather(*(client.generate(PAYLOAD) for _ in range(50)))
+            assert len(engine.requests) == 50 and engine.connections <= 150
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://h:1", "http://", "http://h:0", "http://h:x", "http://\u00fc:1"]
+)
+def test_an_address_that_is_none_is_an_engine_that_is_not_reached(url):
+    async def scenario():
+        async with role() as gateway, AsyncRoleClient(gateway.role_url) as client:
+            gateway.show(model("math", RoleReplica("math/0", url, ReplicaState.READY)))
+            with pytest.raises(NoServerError, match="no address of a server; nothing was sent"):
+                await client.generate(PAYLOAD)
 
     asyncio.run(scenario())
 

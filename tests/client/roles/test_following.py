@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 
 from phalanx.client import AsyncRoleClient, RoleClientSettings
 from phalanx.client.roles.settings import Mode
-from phalanx.errors import DeadlineExceededError, EngineUnavailableError, UnknownModelError
+from phalanx.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    RequestFailedError,
+    UnknownModelError,
+)
 from phalanx.routing.roles.snapshot import ReplicaState
 from tests.client.roles.servers import FakeEngine, FakeGateway, Request, content, model
 from tests.client.roles.test_direct import PAYLOAD, closed_port, heard, role
@@ -165,6 +171,22 @@ def test_a_server_that_answers_at_once_is_not_asked_without_pause():
             await enough.wait()
         pauses = [after - before for before, after in zip(times[1:], times[2:], strict=False)]
         assert min(pauses) > 0.01 / 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("body", [b"plain", gzip.compress(b"{}" * 50)[:-9]])
+def test_what_cannot_be_unpacked_is_told_so(body):
+    async def scenario():
+        async def packed(request: Request) -> None:
+            request.answer(body, content_encoding="gzip")
+
+        async with role() as gateway, client_of(gateway.role_url) as client:
+            gateway.fault = packed
+            with pytest.raises(RequestFailedError, match="cannot be unpacked|cut off"):
+                await client.engines()
+            with pytest.raises(EngineUnavailableError, match="discovery cannot be had"):
+                await client.generate(PAYLOAD)
 
     asyncio.run(scenario())
 

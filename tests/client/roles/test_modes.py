@@ -275,6 +275,7 @@ def test_an_engine_that_is_not_there_has_been_sent_nothing():
         ("http:///teacher", "no valid host"),
         ("http://h:0/teacher", "no valid host and port"),
         ("http://h:x/teacher", "cannot be read"),
+        ("http://\u00fc:1/teacher", "no valid host and port"),
         ("http://user:secret@h:1/teacher", "credentials"),
         ("http://h:1/teacher?a=1", "query"),
     ],

@@ -19,6 +19,7 @@ from phalanx.errors import (
 )
 from phalanx.routing.roles.snapshot import ReplicaState
 from tests.client.roles.servers import FakeEngine, Request, model
+from tests.client.roles.shifted_loop import advance, run_shifted
 from tests.client.roles.test_direct import PAYLOAD, role
 
 EVENTS = [{"text": "a"}, {"text": "a\u2028b"}, {"text": "", "meta_info": {"finish_reason": None}}]
@@ -110,14 +111,14 @@ def test_a_deadline_is_for_the_whole_stream():
         left = asyncio.Event()
         async with role(FakeEngine(behave=slow)) as gateway:
             async with AsyncRoleClient(gateway.role_url) as client:
-                await client.wait_ready()
-                stream = client.stream_generate(PAYLOAD, timeout_s=0.1)
+                stream = client.stream_generate(PAYLOAD, timeout_s=50)
                 assert await anext(stream) == {"n": 1}
+                advance(51)
                 with pytest.raises(DeadlineExceededError, match="/teacher/generate"):
                     await anext(stream)
                 await left.wait()
 
-    asyncio.run(scenario())
+    run_shifted(scenario())
 
 
 @pytest.mark.parametrize(

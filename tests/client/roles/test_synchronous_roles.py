@@ -199,7 +199,7 @@ class Refuse:
             raise ModuleNotFoundError("refused", name={blocked!r})
 sys.meta_path.insert(0, Refuse())
 import phalanx.client
-print(*sorted(set(sys.modules) & {{"grpc", "httpx", "torch"}}))
+print(*sorted(set(sys.modules) & {{"grpc", "httpcore", "httpx", "torch"}}))
 from phalanx.client import {works}
 try:
     from phalanx.client import {fails}
@@ -210,7 +210,7 @@ except ImportError as error:
 
 @pytest.mark.parametrize(
     ("blocked", "works", "fails"),
-    [("grpc", "RoleClient", "PolicyClient"), ("httpx", "PolicyClient", "RoleClient")],
+    [("grpc", "RoleClient", "PolicyClient"), ("httpcore", "PolicyClient", "RoleClient")],
 )
 def test_each_client_needs_its_own_packages_alone(blocked, works, fails):
     program = BLOCKED.format(blocked=blocked, works=works, fails=fails)

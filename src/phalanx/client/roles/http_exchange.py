@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-import httpx
+import httpcore
 
 from phalanx.client.roles.answers import failure_of
+from phalanx.client.roles.kept_connections import KeptConnections
 from phalanx.client.roles.settings import RoleClientSettings
-from phalanx.errors import EngineUnavailableError, NoServerError
+from phalanx.errors import EngineUnavailableError, NoServerError, RequestFailedError
+from phalanx.wire.discovery import MAX_DOCUMENT_BYTES
 
-_IDLE_S = 2.0
-"""Shorter than servers keep a connection, so that a request rarely meets one that is being closed."""
+_GZIP = 31
+"""Window bits of zlib for gzip's format."""
+_FAILURES = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    httpcore.ConnectionNotAvailable,
+)
 
 
 class NotConnectedError(NoServerError):
@@ -30,42 +40,55 @@ class HttpCall:
 
 
 class HttpAnswer:
-    """An answer of status 2xx whose head has come. Its reader closes it."""
+    """An answer whose head has come. Its reader closes it."""
 
-    def __init__(self, call: HttpCall, response: httpx.Response) -> None:
-        self.where = call.url
+    def __init__(
+        self,
+        where: str,
+        response: httpcore.Response,
+        url: httpcore.URL,
+        connection: httpcore.AsyncHTTPConnection,
+        connections: KeptConnections,
+    ) -> None:
+        self.status = response.status
+        self.headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        self._where = where
         self._response = response
+        self._url = url
+        self._connection = connection
+        self._connections = connections
 
     async def read(self) -> bytes:
         """The whole body. Raises `EngineUnavailableError` where it breaks off."""
-        try:
-            return await self._response.aread()
-        except httpx.HTTPError as error:
-            raise _lost(self.where, error) from error
+        return b"".join([part async for part in self.parts()])
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `EngineUnavailableError` where it breaks off."""
         try:
-            async for part in self._response.aiter_bytes():
+            async for part in self._response.aiter_stream():
                 yield part
-        except httpx.HTTPError as error:
-            raise _lost(self.where, error) from error
+        except _FAILURES as error:
+            raise _lost(self._where, error) from error
 
     async def close(self) -> None:
-        """Closes the connection where the body has not come whole."""
-        await self._response.aclose()
+        """Closes the connection where the body has not come whole. Any number of times."""
+        try:
+            await self._response.aclose()
+        finally:
+            await self._connections.put_back(self._url, self._connection)
 
 
 class HttpExchange:
-    """Connections of one client. The caller bounds the time and may cancel: then they are closed."""
+    """Requests of one client. The caller bounds the time and may cancel: then the connection is
+    closed.
+    """
 
     def __init__(self, settings: RoleClientSettings) -> None:
-        self._client = httpx.AsyncClient(
-            verify=settings.tls(),
-            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
-            trust_env=False,
-        )
+        self._connections = KeptConnections(settings.tls())
+        self._timeouts = {"timeout": {"connect": settings.connect_timeout_s}}
 
     async def open(self, call: HttpCall) -> HttpAnswer:
         """Send it; returns when the head of an answer of status 2xx has come.
@@ -73,52 +96,96 @@ class HttpExchange:
         Raises `NotConnectedError` where nothing was sent, `EngineUnavailableError` where it was and
         no answer came, and what the status says for another one.
         """
-        headers = {"accept-encoding": "gzip" if call.body is None else "identity", **call.headers}
-        if call.body is not None:
-            headers["content-type"] = "application/json"
-        method = "GET" if call.body is None else "POST"
+        url = _parsed(call.url)
+        request = httpcore.Request(
+            "GET" if call.body is None else "POST",
+            url,
+            headers=_headers(call, url),
+            content=call.body,
+            extensions=self._timeouts,
+        )
+        connection = await self._connections.take(url)
         try:
-            request = self._client.build_request(
-                method, call.url, content=call.body, headers=headers
-            )
-            response = await self._client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotConnectedError(
-                f"{call.url} cannot be reached ({_reason(error)}); nothing was sent"
-            ) from error
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise NotConnectedError(f"{call.url!r} is no address of a server: {error}") from error
-        except httpx.HTTPError as error:
-            raise _lost(call.url, error) from error
-        answer = HttpAnswer(call, response)
-        if not response.is_success:
-            try:
-                body = await answer.read()
-            finally:
-                await answer.close()
-            raise failure_of(
-                call.url, response.status_code, response.headers, body, by_gateway=call.by_gateway
-            )
-        return answer
+            response = await connection.handle_async_request(request)
+        except BaseException as error:
+            await self._connections.put_back(url, connection)
+            if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
+                raise NotConnectedError(
+                    f"{call.url} cannot be reached ({_reason(error)}); nothing was sent"
+                ) from error
+            if isinstance(error, _FAILURES):
+                raise _lost(call.url, error) from error
+            raise
+        answer = HttpAnswer(call.url, response, url, connection, self._connections)
+        if 200 <= answer.status < 300:
+            return answer
+        try:
+            body = await answer.read()
+        finally:
+            await answer.close()
+        raise failure_of(call.url, answer.status, answer.headers, body, by_gateway=call.by_gateway)
 
     async def get(self, call: HttpCall) -> bytes:
         """The whole answer; raises as `open` does."""
         answer = await self.open(call)
         try:
-            return await answer.read()
+            body = await answer.read()
         finally:
             await answer.close()
+        if answer.headers.get("content-encoding", "identity") == "identity":
+            return body
+        return _unpacked(call.url, body)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connections.close()
 
 
-def _lost(url: str, error: httpx.HTTPError) -> EngineUnavailableError:
+def _parsed(text: str) -> httpcore.URL:
+    try:
+        parts = urlsplit(text)
+        is_usable = text.isascii() and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if is_usable and parts.scheme in ("http", "https"):
+        return httpcore.URL(text)
+    raise NotConnectedError(f"{text[:300]!r} is no address of a server; nothing was sent")
+
+
+def _headers(call: HttpCall, url: httpcore.URL) -> list[tuple[bytes, bytes]]:
+    host = b"[%b]" % url.host if b":" in url.host else url.host
+    authority = host if url.port is None else b"%b:%d" % (host, url.port)
+    headers = [(b"host", authority), (b"accept", b"*/*")]
+    if call.body is None:
+        headers.append((b"accept-encoding", b"gzip"))
+    else:
+        headers += [
+            (b"accept-encoding", b"identity"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(call.body)),
+        ]
+    given = call.headers.items()
+    return headers + [(name.encode(), value.encode("latin-1")) for name, value in given]
+
+
+def _unpacked(where: str, body: bytes) -> bytes:
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        unpacked = unpacking.decompress(body, MAX_DOCUMENT_BYTES)
+    except zlib.error as error:
+        raise RequestFailedError(f"{where} answered what cannot be unpacked: {error}") from error
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise RequestFailedError(
+            f"{where} answered what is cut off, or has more than {MAX_DOCUMENT_BYTES} bytes"
+        )
+    return unpacked
+
+
+def _lost(url: str, error: BaseException) -> EngineUnavailableError:
     return EngineUnavailableError(
         f"{url} was lost while it had the request ({_reason(error)}); it may have run, so it is not"
         " sent again"
     )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__

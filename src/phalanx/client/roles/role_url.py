@@ -41,7 +41,7 @@ def _split(text: str) -> SplitResult:
         raise _refusal(text, f"cannot be read ({error})") from None
     if parts.scheme not in ("http", "https"):
         raise _refusal(text, "is no HTTP URL")
-    if not (parts.hostname and port_is_valid):
+    if not (parts.hostname and port_is_valid and text.isascii()):
         raise _refusal(text, "has no valid host and port")
     if "@" in parts.netloc:
         raise _refusal(text, "holds credentials; give api_key")
