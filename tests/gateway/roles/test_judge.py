@@ -199,8 +199,11 @@ def test_d4_a_judge_that_does_not_listen_is_passed_over():
             async with role(judges(model("judge", free_port(), port)), name="genrm") as front:
                 for _ in range(3):
                     assert (await front.ask(PATH, ASKED)).status == 200
+                traffic = front.gateway.servers.traffic
+                assert traffic.of("judge/0").codes == {"503": 1}, "it was asked again at once"
                 front.change("judge", replicas=model("judge", free_port()).replicas)
                 answer = await front.ask(PATH, ASKED)
+                assert traffic.of("judge/0").codes == {"503": 2}, "it was tried twice"
                 assert (
                     answer.status == 503 and "not started" in ask_json(answer)["error"]["message"]
                 )
