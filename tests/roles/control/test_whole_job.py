@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.roles.control.whole_job import WholeJob, get, job_file, post, whole_job
+from tests.roles.control.whole_job import ENGINE, WholeJob, get, job_file, post, whole_job
 from tests.roles.launching.specs import write_tiny_llama
 
 ASK = {"text": "a b", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
@@ -170,3 +170,42 @@ def test_a_detached_start_is_interrupted_as_the_job_is(tmp_path, model):
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130
         job.wait_until_gone()
+
+
+ROUTER = Path(__file__).parents[3] / ".venv-router" / "bin" / "python"
+APART = """
+gateway: {{http_port: 0}}
+launcher: {{router_python: {python}}}
+roles:
+  rollout:
+    models:
+      student:
+        model: {model}
+        route_mode: sglang_router
+        groups:
+          - {{worker_type: prefill, engine_args: {engine}}}
+          - {{worker_type: decode, engine_args: {engine}}}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not ROUTER.exists(), reason="no sglang-router: run `python scripts/peer_env.py router`"
+)
+def test_i42_prefill_and_decode_are_asked_through_a_router_that_ends_with_the_job(tmp_path, model):
+    file = tmp_path / "roles.yaml"
+    file.write_text(APART.format(python=ROUTER, model=model, engine=ENGINE))
+    with whole_job(file, tmp_path / "cache") as job:
+        url = job.ready()
+        status, answer = post(f"{url}/rollout/generate", ASK)
+        assert (status, answer["meta_info"]["completion_tokens"]) == (200, 4), answer
+        told = get(f"{url}/rollout/engines")["models"]["student"]
+        router = told["router_url"]
+        assert [engine["worker_type"] for engine in told["engines"]] == ["prefill", "decode"]
+        assert not any(engine["direct_eligible"] for engine in told["engines"])
+        assert get(f"{router}/workers")["total"] == 2
+        job.process.kill()
+        job.ended()
+        job.wait_until_gone()
+        with pytest.raises(OSError, match="refused"):
+            get(f"{router}/workers")
