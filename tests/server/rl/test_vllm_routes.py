@@ -1,9 +1,13 @@
 """vLLM's names for sleep, pause and weights."""
 
+import socket
+
 import pytest
+import torch
 
 from tests.server.rl.asking import ENDLESS, LONG, PROMPT, abort_all, ids, memory, post
-from tests.server.rl.models import serving
+from tests.server.rl.models import serving, weights_of
+from tests.server.rl.trainer_process import Trainer
 from tests.server.test_control import Streamed, load, until, whole
 
 ALL = ["cuda_graph", "kv_cache", "weights"]
@@ -153,6 +157,7 @@ def shared(first_dir):
 
 def test_world_size_and_update_lifecycle(shared, second_dir):
     assert shared.get("/get_world_size").json() == {"world_size": 1}
+    assert shared.get("/get_world_size?include_dp=false").json() == {"world_size": 1}
     for path in ("/start_weight_update", "/finish_weight_update", "/finalize_weight_update"):
         assert post(shared, path).json()["status"] == "ok"
 
@@ -179,3 +184,36 @@ def test_slashes_of_trl(shared):
     for path in ("/init_communicator/", "/update_named_param/", "/batch_update_named_params/"):
         told = shared.post(path, json={})
         assert (told.status_code, "over NCCL" in told.text) == (400, True)
+
+
+def test_weights_by_a_group_as_skyrl_asks_for_them(client, pool, second_dir):
+    tensors = weights_of(second_dir)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    trainer = Trainer(f"127.0.0.1:{port}", 2, "skyrl", second_dir / "model.safetensors")
+    try:
+        join = {
+            "override_existing_receiver": True,
+            "master_addr": "127.0.0.1",
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 2,
+            "group_name": "skyrl",
+            "backend": "gloo",
+            "model_dtype_str": "float32",
+        }
+        joining = pool.submit(post, client, "/init_weight_update_communicator", join)
+        trainer.joined()
+        assert joining.result().json()["status"] == "ok"
+        for name, tensor in tensors.items():  # one weight a request
+            body = {"names": [name], "dtypes": [str(tensor.dtype)], "shapes": [list(tensor.shape)]}
+            update = pool.submit(post, client, "/update_weights", body)
+            trainer.send([name])
+            trainer.sent()
+            update.result()
+        body = {"name": "model.norm.weight", "truncate_size": 32}
+        numbers = post(client, "/get_weights_by_name", body).json()
+        torch.testing.assert_close(torch.tensor(numbers), tensors["model.norm.weight"])
+    finally:
+        trainer.close()

@@ -138,7 +138,8 @@ class VllmRoutes:
         return {"success": flushed, "message": message}
 
     async def _world_size(self, query: Query, body: bytes) -> dict[str, object]:
-        return {"world_size": self._weights.world_size}
+        of_one = wire.flag(query, "include_dp") is False
+        return {"world_size": self._weights.num_ranks if of_one else self._weights.world_size}
 
     async def _update_weights(self, query: Query, body: bytes) -> dict[str, object]:
         self._weights.check_dynamic()

@@ -118,15 +118,25 @@ _UPDATE = BodyDecoder(UpdateBody)
 _JOIN = BodyDecoder(JoinBody)
 
 
+def flag(query: Query, name: str) -> bool | None:
+    """A parameter that is true or false; None where it is not given."""
+    value = dict(query).get(name)
+    if value is None:
+        return None
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise InvalidRequestError(f"{name}={value!r} must be true or false", field=name)
+    return value.lower() in ("true", "1")
+
+
 def parse_pause(query: Query, body: bytes) -> PauseCall:
     given = _PAUSE.decode(body or b"{}")
     asked = dict(query)
     waits = (
-        _flag(asked, "wait_for_inflight_requests")
+        flag(query, "wait_for_inflight_requests")
         or given.wait_for_inflight_requests
         or given.wait_for_inflight_request
     )
-    clears = _flag(asked, "clear_cache")
+    clears = flag(query, "clear_cache")
     if clears is None:
         clears = given.clear_cache is not False
     kind = _kind(asked.get("mode") or given.mode)
@@ -183,12 +193,3 @@ def _tags(names: list[str]) -> frozenset[MemoryTag]:
     """vLLM's callers know no graphs, which are of no use without the cache that they read."""
     tags = memory_tags(names)
     return tags | {MemoryTag.CUDA_GRAPH} if MemoryTag.KV_CACHE in tags else tags
-
-
-def _flag(asked: dict[str, str], name: str) -> bool | None:
-    value = asked.get(name)
-    if value is None:
-        return None
-    if value.lower() not in ("true", "false", "1", "0"):
-        raise InvalidRequestError(f"{name}={value!r} must be true or false", field=name)
-    return value.lower() in ("true", "1")
