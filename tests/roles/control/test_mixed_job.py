@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,18 +52,10 @@ def job(tmp_path_factory, server) -> Iterator[tuple[WholeJob, str]]:
     (package / "__init__.py").touch()
     (package / "launch_server.py").write_text(SHIM)
     (folder / "roles.yaml").write_text(FILE.format(url=server))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder / "path"), before)))
-    try:
-        with whole_job(folder / "roles.yaml", folder / "cache") as job:
-            yield job, job.ready()
-        assert job.process.returncode == 0, "".join(job.lines)
-        job.wait_until_gone()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    with whole_job(folder / "roles.yaml", folder / "cache", path=folder / "path") as job:
+        yield job, job.ready()
+    assert job.process.returncode == 0, "".join(job.lines)
+    job.wait_until_gone()
     assert get(f"{server}/model_info"), "it is not ours to stop"
 
 

@@ -112,11 +112,17 @@ def environment(cache: Path) -> dict[str, str]:
 
 
 @contextmanager
-def whole_job(file: Path, cache: Path, *arguments: str) -> Iterator[WholeJob]:
-    """A job that has begun to start; it is stopped at the end, if it has not ended by itself."""
+def whole_job(
+    file: Path, cache: Path, *arguments: str, path: Path | None = None
+) -> Iterator[WholeJob]:
+    """A job that has begun to start; it is stopped at the end, if it has not ended by itself.
+
+    Its engines find packages in `path` first.
+    """
+    found = {} if path is None else {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
     process = subprocess.Popen(
         [PHALANX, "up", str(file), *arguments],
-        env=environment(cache),
+        env={**environment(cache), **found},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
