@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -173,3 +174,33 @@ def test_large_bodies_pass_both_ways():
             assert server.connections == 1
 
     run(scenario())
+
+
+def test_a_chunked_request_ends_once_though_the_next_one_comes_early():
+    came, answer = asyncio.Event(), asyncio.Event()
+    seen = []
+
+    async def script(reader, writer):
+        for _ in range(2):
+            seen.append((await read_request(reader))[1])
+            came.set()
+            await answer.wait()
+            writer.write(OK)
+
+    async def scenario():
+        async with relayed(script) as (front, one):
+            client = await front.connect()
+            client.write(
+                b"POST /v1/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+                b"5\r\nhello\r\n0\r\n\r\n"
+            )
+            await came.wait()
+            client.write(request(body=b"second"))
+            # Once this is answered, the bytes of the second request were read.
+            assert (await front.ask(b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n")).status == 405
+            answer.set()
+            assert [(await client.answer()).status for _ in range(2)] == [200, 200]
+            assert one.connections == 1
+
+    run(scenario())
+    assert seen == [b"hello", b"second"]

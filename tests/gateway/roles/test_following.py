@@ -185,6 +185,15 @@ def test_the_board_shows_roles_requests_and_events():
                 assert one["base_url"] == f"http://127.0.0.1:{engine.port}"
                 assert role["in_flight"] == {"m/0": 0}
                 assert role["requests"]["m/0"]["num_requests"] == 3
+                await control.stop()
+                await heard.of("stays")
+                await control.start(control.port)
+                await heard.of("following role")
+                control.happen("state", "sleeping")
+                while len((board := await told(gateway, "/v1/roles"))["events"]) < 3:
+                    pass
+                details = [each["detail"] for each in board["events"]]
+                assert details == ["ready", "draining", "sleeping"], "they were told twice"
                 metrics = (await asked(gateway, "/metrics")).body.decode()
                 for line in (
                     'phalanx_gateway_role_requests_total{code="200",engine="m/0",model="m",'

@@ -204,6 +204,7 @@ def test_the_only_engine_is_tried_again_though_it_did_not_listen():
     async def scenario():
         async with role(content(model("m", engine.port)), clock=ManualClock()) as front:
             assert (await front.ask(GENERATE, b"{}")).status == 503
+            assert front.gateway.servers.traffic.of("m/0").codes == {"503": 1}, "tried twice"
             async with listening(engine):
                 assert (await front.ask(GENERATE, b"{}")).status == 200
 

@@ -110,8 +110,6 @@ class ControlFollower:
                 await self._pause(retry_s)
                 retry_s = min(retry_s * 2, MAX_RETRY_S)
             else:
-                if seen is not None and seen.epoch != snapshot.epoch:
-                    self._names_wanted.wake()
                 seen = snapshot
                 retry_s = RETRY_S
                 self._take(role, snapshot)
@@ -137,6 +135,7 @@ class ControlFollower:
 
     async def _follow_events(self) -> None:
         epoch, last = "", 0
+        retry_s = RETRY_S
         while True:
             try:
                 told = decoded(
@@ -144,8 +143,10 @@ class ControlFollower:
                 )
             except _FAULTS:
                 last = 0  # another process may answer next, which counts anew
-                await self._pause(MAX_RETRY_S)
+                await self._pause(retry_s)
+                retry_s = min(retry_s * 2, MAX_RETRY_S)
                 continue
+            retry_s = RETRY_S
             known = max((event.number for event in self._events), default=0)
             if told.epoch != epoch:
                 epoch, known = told.epoch, 0
