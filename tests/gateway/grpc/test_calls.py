@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from phalanx.errors import InvalidRequestError
 from phalanx.gateway.grpc.front import GrpcFront
 from phalanx.gateway.grpc.service import Service
 from tests.gateway.http2.echo import Echo, calling, client, echo
@@ -265,5 +266,23 @@ def test_the_fields_of_a_call_are_read_anew_where_they_differ():
                 stream_id = 2 * number + 1
                 peer.call(stream_id, b"%d" % number, (*FIELDS, (b"x-number", b"%d" % number)))
                 assert (await peer.answered(stream_id))[1] == message(b"%d" % number)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("words", ["a" * 5000, "é" * 2000, "%" * 3000])
+def test_the_words_of_a_status_are_cut_where_clients_would_not_take_them(words):
+    async def scenario():
+        async def refuse(data, context):
+            raise InvalidRequestError(words)
+
+        front = GrpcFront(HOST, 0)
+        front.add(Service("test.Words", unary={"Refuse": refuse}))
+        port = await front.start()
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as caller:
+            error = await failure(caller.unary_unary("/test.Words/Refuse")(b""))
+            assert error.code() is Code.INVALID_ARGUMENT
+            assert words.startswith(error.details()) and len(error.details()) > 600
+        await front.close()
 
     run(scenario())

@@ -89,11 +89,20 @@ class Echo:
 
 @asynccontextmanager
 async def echo(
-    *, max_message_bytes: int = 1 << 24, max_calls: int = 1024, **http2: object
+    *,
+    max_message_bytes: int = 1 << 24,
+    max_calls: int = 1024,
+    body_timeout_s: float = 60.0,
+    **http2: object,
 ) -> AsyncIterator[Echo]:
     """The service on a port, within limits."""
     served = Echo()
-    limits = GrpcLimits(max_message_bytes, max_calls, Http2Limits(**http2))  # type: ignore[arg-type]
+    limits = GrpcLimits(
+        max_message_bytes,
+        max_calls,
+        body_timeout_s,
+        Http2Limits(**http2),  # type: ignore[arg-type]
+    )
     front = GrpcFront(HOST, 0, limits=limits, clock=ManualClock())
     front.add(served.service())
     served.port = await front.start()

@@ -17,6 +17,7 @@ from phalanx.gateway.http2.frames import (
     PRIORITY,
     SETTINGS,
     ErrorCode,
+    Setting,
 )
 from phalanx.gateway.http2.header_blocks import written
 from tests.gateway.http2.echo import calling, client, echo
@@ -217,3 +218,31 @@ def test_a_defect_of_a_handler_tells_the_caller_nothing_of_it(caplog):
 
     run(scenario())
     assert "a defect" in caplog.text
+
+
+def test_a_message_that_stops_arriving_keeps_no_place():
+    async def scenario():
+        async with echo(max_calls=1, body_timeout_s=0.02) as served, client(served) as peer:
+            peer.call(1)
+            peer.data(1, message(b"half of it")[:9])
+            fields, _ = await peer.answered(1)
+            assert fields[b"grpc-status"] == b"4"
+            assert fields[b"grpc-message"] == b"nothing of the message has come for 0.02 s"
+            peer.call(3, b"x")
+            assert (await peer.answered(3))[1] == message(b"x")
+
+    run(scenario())
+
+
+def test_an_answer_that_nobody_takes_is_given_up():
+    async def scenario():
+        hello = frames.settings({Setting.INITIAL_WINDOW_SIZE: 10})
+        async with echo(stall_timeout_s=0.02) as served, client(served, hello) as peer:
+            peer.call(1, bytes(1000))
+            peer.call(3, b"", calling("Long"))
+            assert await peer.reset_of(1) == ErrorCode.CANCEL
+            peer.call(5, b"tiny")
+            assert (await peer.answered(5))[1] == message(b"tiny")
+            assert not served.taken
+
+    run(scenario())

@@ -8,6 +8,7 @@ started. One that could not be made is forgotten: the next request tries anew.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import grpc
@@ -50,7 +51,8 @@ class Channels:
         # Idle connections are not pinged: servers that know nothing of it would close them.
         half_s = keepalive_s / 2
         role = Role(client=True, quiet_s=half_s, answer_s=half_s, idle_pings=False)
-        limits = Http2Limits(greeting_timeout_s=connect_timeout_s)
+        # Each request has a deadline; until then its server may take it as slowly as it likes.
+        limits = Http2Limits(greeting_timeout_s=connect_timeout_s, stall_timeout_s=math.inf)
         self._how = Connecting(role, limits, connect_timeout_s)
         self._upstreams: dict[Endpoint, Upstream] = {}
         self._fields = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from phalanx.clock import Clock, SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.grpc.channels import MAX_MESSAGE_BYTES
+from phalanx.gateway.grpc.server_call import CallLimits
 from phalanx.gateway.grpc.server_connection import ServerConnection
 from phalanx.gateway.grpc.service import Door, Method, Service
 from phalanx.gateway.http.keys import Keys
@@ -32,11 +33,13 @@ class Tls:
 @dataclass(frozen=True)
 class GrpcLimits:
     """A larger message is refused, as is a call beyond `max_calls` that run at once; registration
-    and health have as many places of their own. `http2` is for each connection.
+    and health have as many places of their own. The pieces of a call's only message come at most
+    `body_timeout_s` apart. `http2` is for each connection.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_calls: int = MAX_CALLS
+    body_timeout_s: float = 60.0
     http2: Http2Limits = field(default_factory=Http2Limits)
 
 
@@ -131,9 +134,9 @@ class GrpcFront:
         connection = ServerConnection(
             self._methods,
             self._door,
-            max_message_bytes=self._limits.max_message_bytes,
-            limits=self._limits.http2,
-            port=self,
+            CallLimits(self._limits.max_message_bytes, self._limits.body_timeout_s),
+            self._limits.http2,
+            self,
         )
         return connection.protocol
 

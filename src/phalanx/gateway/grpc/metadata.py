@@ -20,6 +20,7 @@ _UNITS_S = {
     b"n": 1e-9,
 }
 _MAX_DIGITS = 8
+_MAX_MESSAGE_BYTES = 4096
 _BINARY = "-bin"
 _NOT_METADATA = frozenset({b"te", b"content-type", b"user-agent"})
 _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
@@ -68,11 +69,14 @@ def timeout_field(seconds: float) -> bytes:
 
 
 def message_field(text: str) -> bytes:
-    """A `grpc-message`: UTF-8 of which only what is printable ASCII is as it is."""
-    data = text.encode("utf-8", "replace")
-    if all(byte in _PLAIN for byte in data):
-        return data
-    return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in data)
+    """A `grpc-message`: UTF-8 of which only what is printable ASCII is as it is; cut where it would
+    be longer than clients take.
+    """
+    coded = _percent_coded(text)
+    while len(coded) > _MAX_MESSAGE_BYTES:
+        text = text[: len(text) * _MAX_MESSAGE_BYTES // len(coded)]
+        coded = _percent_coded(text)
+    return coded
 
 
 def message_text(value: bytes) -> str:
@@ -86,6 +90,13 @@ def value_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | Non
         if key == name:
             found = value
     return found
+
+
+def _percent_coded(text: str) -> bytes:
+    data = text.encode("utf-8", "replace")
+    if all(byte in _PLAIN for byte in data):
+        return data
+    return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in data)
 
 
 def _coded(key: str, value: str | bytes) -> bytes | None:

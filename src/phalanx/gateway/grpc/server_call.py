@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -21,6 +22,7 @@ from phalanx.gateway.grpc.metadata import Metadata, headers_of, message_field, m
 from phalanx.gateway.grpc.request_head import RequestHead
 from phalanx.gateway.grpc.service import Method, Visit
 from phalanx.gateway.grpc.statuses import Status, UnknownCompressionError, status_of
+from phalanx.gateway.http.deadline import Deadline
 from phalanx.gateway.http2.header_blocks import Headers, written
 from phalanx.gateway.http2.stream import Stream
 
@@ -40,11 +42,19 @@ _LONG_BYTES = 16 * 1024
 """What is decompressed beside the event loop."""
 
 
+@dataclass(frozen=True)
+class CallLimits:
+    """`body_timeout_s` is between two pieces of the message of a call that has one."""
+
+    max_message_bytes: int
+    body_timeout_s: float
+
+
 class Calls(Protocol):
     """The connection that the call is of."""
 
     peer: str
-    max_message_bytes: int
+    limits: CallLimits
 
     def ended(self, call: ServerCall) -> None: ...
 
@@ -60,7 +70,7 @@ class ServerCall:
         self._stream, self._head = stream, head
         self._method, self._visit, self._calls = method, visit, calls
         self._loop = asyncio.get_running_loop()
-        self._reader = MessageReader(calls.max_message_bytes)
+        self._reader = MessageReader(calls.limits.max_message_bytes)
         self._all_here = False
         self._kept_bytes = 0
         self._arrived: asyncio.Future[None] | None = None
@@ -69,6 +79,7 @@ class ServerCall:
         self._task: asyncio.Task[None] | None = None
         self._end_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._arriving = Deadline(self._loop, self._stopped_arriving)
 
     def begin(self) -> None:
         """Let the caller in, or refuse the call."""
@@ -85,7 +96,9 @@ class ServerCall:
         if self._head.timeout_s is not None:
             self._end_s = self._loop.time() + self._head.timeout_s
             self._timer = self._loop.call_at(self._end_s + _SLACK_S, self._passed)
-        if not self._method.whole:
+        if self._method.whole:
+            self._arriving.set(self._calls.limits.body_timeout_s)
+        else:
             self._start()
 
     def cancel(self) -> None:
@@ -110,7 +123,10 @@ class ServerCall:
             self._fail(error)
             return
         # The next message may arrive while nothing waits, and no more than a window while it does.
-        if self._method.whole or not self._reader.whole:
+        if self._method.whole:
+            self._arriving.set(self._calls.limits.body_timeout_s)
+            self._stream.consumed(len(piece))
+        elif not self._reader.whole:
             self._stream.consumed(len(piece))
         else:
             self._kept_bytes += len(piece)
@@ -120,6 +136,7 @@ class ServerCall:
         if self._over:
             return
         self._all_here = True
+        self._arriving.close()
         if self._reader.amid:
             self._fail(InvalidInputError("the call ends within a message"))
         elif self._method.whole:
@@ -176,7 +193,7 @@ class ServerCall:
     async def _plain(self, message: Message) -> bytes:
         if not message.compressed:
             return message.data
-        encoding, limit = self._head.encoding, self._calls.max_message_bytes
+        encoding, limit = self._head.encoding, self._calls.limits.max_message_bytes
         if encoding not in ENCODINGS:
             raise InvalidInputError("the message is compressed, and no grpc-encoding says how")
         if len(message.data) < _LONG_BYTES:
@@ -211,6 +228,10 @@ class ServerCall:
         if self._task is not None:
             self._task.cancel()
 
+    def _stopped_arriving(self) -> None:
+        words = f"nothing of the message has come for {self._calls.limits.body_timeout_s:g} s"
+        self._finish(Status(grpc.StatusCode.DEADLINE_EXCEEDED, words))
+
     def _fail(self, error: PhalanxError) -> None:
         """What arrives cannot be read: whoever reads it need not go on."""
         self._finish(status_of(error))
@@ -239,6 +260,7 @@ class ServerCall:
         if self._over:
             return
         self._over = True
+        self._arriving.close()
         if self._timer is not None:
             self._timer.cancel()
         self._visit.leave(code)

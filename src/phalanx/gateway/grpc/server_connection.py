@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from phalanx.gateway.grpc.request_head import RequestHead, read_head
-from phalanx.gateway.grpc.server_call import ServerCall, refuse, refuse_method
+from phalanx.gateway.grpc.server_call import CallLimits, ServerCall, refuse, refuse_method
 from phalanx.gateway.grpc.service import Door, Method
 from phalanx.gateway.http2.connection import Connection, Role
 from phalanx.gateway.http2.header_blocks import Headers
@@ -34,14 +34,13 @@ class ServerConnection:
         self,
         methods: Mapping[str, Method],
         door: Door,
-        *,
-        max_message_bytes: int,
-        limits: Http2Limits,
+        limits: CallLimits,
+        http2: Http2Limits,
         port: Port,
     ) -> None:
         self.peer = ""
-        self.max_message_bytes = max_message_bytes
-        self.protocol = Connection(_ROLE, limits, self)
+        self.limits = limits
+        self.protocol = Connection(_ROLE, http2, self)
         self._methods = methods
         self._door = door
         self._port = port

@@ -221,4 +221,5 @@ class Connection(asyncio.Protocol):
         self._keepalive.close()
         self._greeting.cancel()
         self.streams.break_off(None, words, started=True)
+        self.streams.outbox.close()
         self._owner.lost(words)

@@ -17,8 +17,8 @@ class Http2Limits:
     comes, and what it says. `max_written_bytes` wait for a peer that does not read before it is
     given up. `wasted_burst` and `wasted_per_s` are things that a peer may do that cost something and
     bring nothing: streams that it opens and resets, pings, settings, empty frames.
-    A peer says within `greeting_timeout_s` what it takes, and within `linger_s` takes what is left
-    for it when the connection closes.
+    A peer says within `greeting_timeout_s` what it takes, takes something of each stream within
+    twice `stall_timeout_s`, and within `linger_s` what is left for it when the connection closes.
     """
 
     max_streams: int = 1024
@@ -30,6 +30,7 @@ class Http2Limits:
     wasted_burst: int = 1000
     wasted_per_s: float = 100.0
     greeting_timeout_s: float = 10.0
+    stall_timeout_s: float = 60.0
     linger_s: float = 5.0
 
     @property

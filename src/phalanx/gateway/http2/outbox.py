@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
@@ -19,6 +20,7 @@ from phalanx.gateway.http2.frames import (
     StreamFault,
 )
 from phalanx.gateway.http2.header_blocks import first_on_connection
+from phalanx.gateway.http2.limits import Http2Limits
 
 Buffer = bytes | memoryview
 
@@ -27,14 +29,17 @@ _TURN_BYTES = 256 * 1024
 
 
 class Outgoing:
-    """The sending half of a stream. `closed` once all of it was written, or given up."""
+    """The sending half of a stream. `closed` once all of it was written, or given up; `moved` where
+    something was written since somebody looked.
+    """
 
-    __slots__ = ("_ends", "_trailers", "closed", "pieces", "stream_id", "waiter", "window")
+    __slots__ = ("_ends", "_trailers", "closed", "moved", "pieces", "stream_id", "waiter", "window")
 
     def __init__(self, stream_id: int, window: int) -> None:
         self.stream_id = stream_id
         self.window = window
         self.closed = False
+        self.moved = True
         self.pieces: deque[Buffer] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self._ends = False
@@ -92,21 +97,29 @@ class Outgoing:
             waiter.set_result(None)
 
 
-class Finished(Protocol):
-    def __call__(self, stream_id: int) -> None: ...
+class OutboxEvents(Protocol):
+    def sent(self, stream_id: int) -> None:
+        """The sending half of a stream has closed."""
+        ...
+
+    def stalled(self, stream_id: int) -> None:
+        """Nothing of a stream was taken for too long."""
+        ...
 
 
 class Outbox:
-    """Belongs to one connection. `finished` hears of each stream whose sending half has closed."""
+    """Belongs to one connection."""
 
     def __init__(
-        self, transport: asyncio.Transport, max_written_bytes: int, finished: Finished
+        self, transport: asyncio.Transport, limits: Http2Limits, events: OutboxEvents
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._out: list[Buffer] = []
-        self._max_written_bytes = max_written_bytes
-        self.finished = finished
+        self._max_written_bytes = limits.max_written_bytes
+        self._stall_timeout_s = limits.stall_timeout_s
+        self._events = events
+        self._timer: asyncio.TimerHandle | None = None
         self._window = FIRST_WINDOW
         self._first_window = FIRST_WINDOW
         self._max_frame_bytes = LEAST_FRAME_BYTES
@@ -144,11 +157,13 @@ class Outbox:
             outgoing.drop()
 
     def headers(self, stream_id: int, block: bytes, *, last: bool = False) -> None:
-        """Write a block, which nothing of the stream may wait before."""
+        """Write a block, which nothing of the stream may wait before; `last`: nor come after."""
         if not self._greeted:
             self._greeted = True
             block = first_on_connection(block)
         self.write((frames.headers(stream_id, block, self._max_frame_bytes, last=last),))
+        if last:
+            self._events.sent(stream_id)
 
     def flush(self, outgoing: Outgoing) -> None:
         """Write what a stream has to write, as far as it may."""
@@ -156,6 +171,7 @@ class Outbox:
             return
         if outgoing.waits:
             self._waiting[outgoing.stream_id] = outgoing
+            self._watch()
 
     def pause(self) -> None:
         self._paused = True
@@ -207,6 +223,22 @@ class Outbox:
             outgoing.drop()
         self._streams.clear()
         self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        if self._timer is None and self._stall_timeout_s < math.inf:
+            self._timer = self._loop.call_later(self._stall_timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Give up what has not moved since the last look."""
+        self._timer = None
+        for stream_id, outgoing in list(self._waiting.items()):
+            if not outgoing.moved:
+                self._events.stalled(stream_id)
+            outgoing.moved = False
+        if self._waiting:
+            self._watch()
 
     def _flush_waiting(self) -> None:
         """A turn for each of them, until all have written what they may."""
@@ -251,8 +283,10 @@ class Outbox:
                 out.append(block)
             elif not last:
                 out.append(frames.head(DATA, END_STREAM, stream_id, 0))
-        self.write(out)
+        if out:
+            outgoing.moved = True
+            self.write(out)
         if not outgoing.pieces:
             outgoing.wake()
         if outgoing.closed:
-            self.finished(stream_id)
+            self._events.sent(stream_id)

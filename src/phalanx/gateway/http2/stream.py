@@ -90,8 +90,6 @@ class Stream:
         if last:
             self._outgoing.closed = True
         self._carrier.outbox.headers(self.stream_id, block, last=last)
-        if last:
-            self._carrier.outbox.finished(self.stream_id)
 
     def send(
         self, pieces: Iterable[Buffer], *, last: bool = False, trailers: bytes | None = None

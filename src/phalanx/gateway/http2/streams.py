@@ -28,7 +28,7 @@ class Streams:
         *,
         server: bool,
     ) -> None:
-        self.outbox = Outbox(transport, limits.max_written_bytes, self._sent)
+        self.outbox = Outbox(transport, limits, self)
         self.last_id = 0
         """The newest stream, whether it is open or not."""
         self._limits = limits
@@ -114,8 +114,9 @@ class Streams:
                 self.drop(stream)
                 stream.events.broken(code, words, started=started)
 
-    def _sent(self, stream_id: int) -> None:
-        """All that was to be sent of a stream was written."""
+    # What the outbox says.
+
+    def sent(self, stream_id: int) -> None:
         stream = self._open.get(stream_id)
         if stream is None:
             return
@@ -124,6 +125,13 @@ class Streams:
         elif self._server:
             # The answer is whole: the client need not send the rest of what it asked.
             self.reset(stream, ErrorCode.NO_ERROR)
+
+    def stalled(self, stream_id: int) -> None:
+        stream = self._open.get(stream_id)
+        if stream is not None:
+            self.reset(stream, ErrorCode.CANCEL)
+            words = "the other side took nothing of it for too long"
+            stream.events.broken(ErrorCode.CANCEL, words, started=True)
 
     def _credit(self, num_bytes: int) -> None:
         self._owed += num_bytes
