@@ -306,3 +306,25 @@ def test_a_first_wake_that_fails_leaves_the_role_asleep():
         await c.manager.shutdown()
 
     run(scenario)
+
+
+def test_a_scale_out_of_which_one_dies_when_it_is_whole_adds_nothing():
+    async def scenario():
+        c = case(dynamic(), health_interval_s=1000.0)
+        await c.manager.start()
+        revision = c.revision
+        c.world.faults.next("ready", [None, Fault.SLOW])
+        scale = asyncio.create_task(c.manager.scale("m", 3))
+        await asyncio.sleep(4.0)
+        router = c.world.routers["m"]
+        whole = next(e for e in c.world.running[1:] if e.url in router.workers)
+        whole.crash()
+        with pytest.raises(PhalanxError, match="died: it crashed"):
+            await scale
+        assert c.revision == revision
+        assert [engine.url for engine in c.world.running] == list(router.workers)
+        assert await c.manager.scale("m", 3) is None
+        assert len(c.world.running) == 3
+        await c.manager.shutdown()
+
+    run(scenario)

@@ -275,67 +275,6 @@ def test_an_update_that_is_answered_with_an_error_and_done_all_the_same_counts()
     run(scenario)
 
 
-def test_a_trainer_that_pushes_weights_is_believed_when_every_serving_replica_has_them():
-    async def scenario():
-        c = case(trained("actor", replicas=2), health_interval_s=1000.0)
-        await c.manager.start()
-        with pytest.raises(RoleOperationRefusedError, match="'1'.*not there"):
-            await c.manager.confirm_weights("m", "1")
-        c.engine("m/0").put_weights("1")
-        await c.manager.confirm_weights("m", "1")
-        assert (c.state("m/0"), c.state("m/1")) == ("ready", "starting")
-        c.engine("m/1").put_weights("2")
-        with pytest.raises(RoleOperationRefusedError, match="m/0 says '1'"):
-            await c.manager.confirm_weights("m", "2")
-        c.engine("m/0").put_weights("2")
-        await c.manager.confirm_weights("m", "2")
-        assert (c.state("m/0"), c.state("m/1")) == ("ready", "ready")
-        await c.manager.shutdown()
-
-    run(scenario)
-
-
-def test_a_trainer_need_not_tell_the_manager():
-    async def scenario():
-        c = case(trained("actor", replicas=2), world=world(), health_interval_s=5.0)
-        await c.manager.start()
-        for name in ("m/0", "m/1"):
-            c.engine(name).put_weights("1")
-        await c.until(lambda: c.state("m/0") is c.state("m/1") is ReplicaState.READY)
-        for name in ("m/0", "m/1"):
-            c.engine(name).put_weights("2")
-        await c.until(lambda: c.registry.snapshot.content.models[0].weight_version == "2")
-        assert c.shown("m/0").weight_version == "2"
-        await c.manager.deactivate()
-        await c.manager.activate()
-        await asyncio.sleep(60.0)
-        assert c.state("m/0") is ReplicaState.ONLOADING
-        for name in ("m/0", "m/1"):
-            c.engine(name).put_weights("3")
-        await c.until(lambda: c.state("m/0") is c.state("m/1") is ReplicaState.READY)
-        await c.manager.shutdown()
-
-    run(scenario)
-
-
-def test_a_version_that_is_not_everywhere_is_looked_for_without_a_word():
-    async def scenario():
-        c = case(trained("actor", replicas=2), health_interval_s=5.0)
-        await c.manager.start()
-        c.engine("m/0").put_weights("1")
-        c.engine("m/1").put_weights("0")
-        await c.manager.confirm_weights("m", "1")
-        before = c.events.last_number
-        await asyncio.sleep(100.0)
-        assert c.events.last_number == before
-        assert (c.state("m/0"), c.state("m/1")) == ("ready", "starting")
-        c.engine("m/1").put_weights("1")
-        await c.until(lambda: c.state("m/1") is ReplicaState.READY)
-        await c.manager.shutdown()
-
-    run(scenario)
-
-
 def test_weights_that_arrive_in_a_drained_role_make_it_serve_with_its_wake_only():
     async def scenario():
         c = case(trained("dcs"))
@@ -360,20 +299,6 @@ def test_one_that_never_served_is_stopped_by_a_deactivate_and_started_by_the_nex
         await c.manager.broadcast("m", "/v/1", 1)
         await c.manager.activate()
         assert (c.state(), c.shown().generation) == (ReplicaState.READY, 2)
-        await c.manager.shutdown()
-
-    run(scenario)
-
-
-def test_d13_where_weights_come_from_is_said_by_each_model_whatever_its_role():
-    async def scenario():
-        c = case(model("fixed"), trained("actor", name="moving"), health_interval_s=1000.0)
-        await c.manager.start()
-        c.engine("moving/0").put_weights("1")
-        await c.manager.confirm_weights("moving", "1")
-        assert c.model_state("fixed") is c.model_state("moving") is ReplicaState.READY
-        assert c.shown("fixed/0").weight_version is None
-        assert c.shown("moving/0").weight_version == "1"
         await c.manager.shutdown()
 
     run(scenario)
