@@ -9,6 +9,7 @@ from dataclasses import replace as changed
 
 import msgspec
 import pytest
+import torch
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.engine_config import use_engine_config
@@ -196,10 +197,18 @@ def test_a_held_request_can_be_cancelled_while_all_sleeps(two):
     assert driven.service.control(Flush())
 
 
-def test_replaced_weights_are_awaited_after_a_sleep(two):
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda second: LoadWeights(str(second)),
+        lambda second: ReplaceWeights(weights_of(second)),
+        lambda second: ReplaceWeights({"model.norm.weight": torch.ones(32)}),
+    ],
+)
+def test_replaced_weights_are_awaited_after_a_sleep(two, others):
     first, second = two
     driven = drive(first)
-    update(driven, second)
+    assert driven.service.control(others(second))
     sleep(driven)
     wake(driven)
     statistics = driven.service.statistics()
@@ -325,6 +334,28 @@ def test_a_wake_without_room_says_so_and_leaves_all_asleep(two):
         assert driven.service._cache._storage.released
         assert driven.service.weights.packed_bytes == 0
     backend.short = False
+    wake(driven)
+    assert answer(driven) == answer_of(two[0])
+
+
+class NoRoomForWeights:
+    """Operators that cannot pack a weight any more."""
+
+    def pack_weight(self, weight, quantization):
+        raise MemoryError("no room for a packed weight")
+
+
+def test_a_wake_that_has_room_for_a_part_takes_none_of_it(two):
+    driven = drive(two[0])
+    weights, storage = driven.service.weights, driven.service._cache._storage
+    sleep(driven)
+    good, weights._operators = weights._operators, NoRoomForWeights()
+    with pytest.raises(RequestFailedError, match="no room for a packed weight"):
+        driven.service.control(Wake())
+    assert driven.service.statistics().asleep == ALL_TAGS
+    assert storage.released
+    assert all(parameter.is_meta for parameter in driven.service._node.decoder.parameters())
+    weights._operators = good
     wake(driven)
     assert answer(driven) == answer_of(two[0])
 

@@ -371,7 +371,8 @@ def test_an_update_that_breaks_off_says_so_and_waits_for_weights(two):
     good, weights._operators = weights._operators, OutOfMemory(weights._operators)
     with pytest.raises(RequestFailedError, match=r"no memory.*waits for weights"):
         driven.service.control(LoadWeights(str(second), "v2"))
-    assert driven.service.statistics().waiting_for_weights
+    statistics = driven.service.statistics()
+    assert (statistics.waiting_for_weights, statistics.asleep) == (True, frozenset())
     weights._operators = good
     update(driven, second, "v2")
     assert answer(driven) == answer_of(second)

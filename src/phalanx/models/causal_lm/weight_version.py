@@ -54,6 +54,11 @@ class VersionRecord:
 
     def spans(self, first: int, end: int) -> tuple[VersionSpan, ...]:
         """Who computed the tokens from `first` to `end`."""
+        if first == end or not self._starts:
+            return ()
+        name, start = self._starts[-1]
+        if start <= first:  # as nearly always: it is asked for what is new
+            return ((name, end - first),)
         return tuple(self._spans(first, end))
 
     @property
