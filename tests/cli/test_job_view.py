@@ -43,6 +43,7 @@ def job(*engines: InternalEngineEntry, stage: JobStage = JobStage.RUNNING, **fie
         stage=stage,
         pid=1,
         started_wall_s=0.0,
+        control_url="http://127.0.0.1:1",
         gateway_url="http://127.0.0.1:30000",
         gateway_up=True,
         log_directory="/logs",

@@ -87,13 +87,15 @@ class RoleStatus(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`gateway_url` is where callers go: `gateway_url/ROLE`. `last_event` is the newest's number."""
+    """`gateway_url` is where callers go: `gateway_url/ROLE`, and `control_url` where operators do.
+    `last_event` is the newest's number."""
 
     name: str
     epoch: str
     stage: JobStage
     pid: int
     started_wall_s: float
+    control_url: str
     gateway_url: str
     gateway_up: bool
     log_directory: str

@@ -132,6 +132,7 @@ class ControlProcess:
             stage=self._stage,
             pid=os.getpid(),
             started_wall_s=self._started_wall_s,
+            control_url=self._door.url,
             gateway_url=self._gateway.url,
             gateway_up=self._gateway.up,
             log_directory=str(self._place.log_directory),

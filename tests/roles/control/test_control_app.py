@@ -67,6 +67,7 @@ class App:
             stage=JobStage.RUNNING,
             pid=1,
             started_wall_s=0.0,
+            control_url="http://control",
             gateway_url="http://gateway",
             gateway_up=True,
             log_directory="logs",

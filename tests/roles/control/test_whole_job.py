@@ -58,6 +58,7 @@ def test_the_addresses_of_a_job_are_in_its_status(shared):
     job, url = shared
     told = job.status()
     assert told["gateway_url"] == url
+    assert get(f"{told['control_url']}/health") == {"status": "ok"}
     assert told["pid"] == job.process.pid
     assert told["stage"] == "running"
     assert sorted(path.name for path in Path(told["log_directory"]).iterdir()) == [
