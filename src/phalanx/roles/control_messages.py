@@ -88,7 +88,8 @@ class RoleStatus(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`gateway_url` is where callers go: `gateway_url/ROLE`, and `control_url` where operators do.
-    `last_event` is the newest's number."""
+    `last_event` is the newest's number.
+    """
 
     name: str
     epoch: str
