@@ -175,7 +175,9 @@ def test_a_server_that_answers_at_once_is_not_asked_without_pause():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("body", [b"plain", gzip.compress(b"{}" * 50)[:-9]])
+@pytest.mark.parametrize(
+    "body", [b"plain", gzip.compress(b"{}" * 50)[:-9]], ids=("other", "cut off")
+)
 def test_what_cannot_be_unpacked_is_told_so(body):
     async def scenario():
         async def packed(request: Request) -> None:
