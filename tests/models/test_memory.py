@@ -307,6 +307,30 @@ def test_captures_go_and_come_with_their_tag(two):
         assert answer(driven, request()) == before
 
 
+class Watched(CpuBackend):
+    """Counts how often what was freed is given back to the device, and notes what was held then."""
+
+    def __init__(self):
+        super().__init__()
+        self.driven = None
+        self.held = []
+
+    def release_cached_memory(self):
+        if self.driven is not None:
+            storage = self.driven.service._cache._storage
+            self.held.append((storage.released, self.driven.service.weights.packed_bytes))
+        super().release_cached_memory()
+
+
+def test_what_was_freed_goes_back_to_the_device_when_all_of_it_is_free(two):
+    backend = Watched()
+    driven = Drive(changed(load(two[0]), backend=backend), page_size=4)
+    backend.driven = driven
+    sleep(driven)
+    sleep(driven)
+    assert backend.held == [(True, 0)]
+
+
 class ShortOfMemory(CpuBackend):
     """A device of which others have taken everything, while `short` is set."""
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.device.cpu import CpuBackend
 from phalanx.step.outcomes import AdmitRuntimeError, AllocationFailed
 from phalanx.step.resources.cache_stream import CacheStream
 from phalanx.step.resources.kv_cache import KV_TAG
@@ -229,20 +228,6 @@ def test_release_refuses_while_a_request_is_there():
     with pytest.raises(AssertionError, match="no request holds"):
         cache.release(frozenset({KV_TAG}))
     assert cache.layer(0)[0].untyped_storage().nbytes() > 0
-
-
-def test_released_memory_goes_back_to_the_device():
-    class Backend(CpuBackend):
-        num_calls = 0
-
-        def release_cached_memory(self) -> None:
-            self.num_calls += 1
-
-    backend = Backend()
-    cache = make_cache(8, backend=backend)
-    cache.release(frozenset({KV_TAG}))
-    cache.release(frozenset({KV_TAG}))
-    assert backend.num_calls == 1
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -273,6 +273,7 @@ class StepEngine:
         self.drop_captures()
         for resource in self._resources.values():
             resource.release(tags)
+        self.backend.release_cached_memory()
 
     def restore(self, tags: frozenset[str]) -> None:
         """Take that memory again."""

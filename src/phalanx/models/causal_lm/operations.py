@@ -158,10 +158,9 @@ class Operations:
     def _give_back(self, tags: frozenset[MemoryTag]) -> None:
         # What is captured addresses all of it.
         self._is_warm = False
-        self._engine.release(frozenset(tags))
         if MemoryTag.WEIGHTS in tags:
             self._weights.release()
-        self._engine.backend.release_cached_memory()
+        self._engine.release(frozenset(tags))
 
     def _replace(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
         self._expect_memory()

@@ -112,7 +112,9 @@ class Resource:
         """
 
     def release(self, tags: frozenset[str]) -> None:
-        """Free the memory that stands under `tags`; repeated calls do nothing."""
+        """Let go of the memory that stands under `tags`, which the engine then gives back to the
+        device; repeated calls do nothing.
+        """
 
     def restore(self, tags: frozenset[str]) -> None:
         """Take the memory again, empty; repeated calls do nothing."""

@@ -38,9 +38,8 @@ class KVStorage:
                 tensor[to] = tensor[origin]
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Let go of the memory."""
         self._layers = ()
-        self._backend.release_cached_memory()
 
     def restore(self) -> None:
         """Take the memory again, empty."""

@@ -72,9 +72,8 @@ class SlotStorage:
             self._tensors[name].index_copy_(self._axis, index, values)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Let go of the memory."""
         self._tensors = {}
-        self._backend.release_cached_memory()
 
     def restore(self) -> None:
         """Take the memory again, empty."""
