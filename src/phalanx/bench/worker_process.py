@@ -134,8 +134,8 @@ class WorkerProcess:
 
     def _tree(self) -> list[psutil.Process]:
         try:
-            root = psutil.Process(self._process.pid)  # type: ignore[no-untyped-call]
-            return [root, *root.children(recursive=True)]  # type: ignore[no-untyped-call]
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 

@@ -166,7 +166,7 @@ def _stopped(pid: int) -> Iterator[None]:
 
 
 def _resident(pid: int) -> int:
-    process = psutil.Process(pid)  # type: ignore[no-untyped-call]
+    process = psutil.Process(pid)
     resident: int = process.memory_info().rss
     return resident
 
