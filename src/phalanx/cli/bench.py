@@ -9,6 +9,7 @@ from phalanx.bench.dispatch import dispatch
 from phalanx.bench.gateway import gateway
 from phalanx.bench.generate import generate
 from phalanx.bench.policy import policy
+from phalanx.bench.roles import roles
 from phalanx.bench.step import step
 
 bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_help=True)
@@ -18,3 +19,4 @@ bench_app.command("policy")(policy)
 bench_app.command("step")(step)
 bench_app.command("gateway")(gateway)
 bench_app.command("discovery")(discovery)
+bench_app.command("roles")(roles)
