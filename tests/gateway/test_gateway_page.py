@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import typer
 
 from phalanx.cli.main import app
+from phalanx.gateway.http.router import NoRoute
+from phalanx.gateway.roles.role_set import PATHS
+from phalanx.routing.roles.registry import RoleRegistry
 from tests.gateway.policy_servers import infer, request, run
+from tests.gateway.roles.running import Engine, content, listening, model
 from tests.gateway.whole import ProbedServer, ask, channel, ready, running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
@@ -35,10 +40,16 @@ def test_every_route_is_listed():
     async def scenario():
         async with running(lerobot=True) as gateway:
             router = gateway.router
+            gateway.roles.serve("ROLE", RoleRegistry("ROLE", "e", content(model("m", 1))))
             added = {f"{method} {path}" for method, path in router._exact}
             added |= {
                 f"{method} {'/'.join(p.upper().strip('{}') if '{' in p else p for p in parts._parts)}"
                 for method, parts, _, _ in router._patterns
+            }
+            added |= {
+                f"{method} /ROLE/{path}"
+                for method, path in itertools.product(("GET", "POST"), PATHS)
+                if not isinstance(router.find(method, f"/ROLE/{path}"), NoRoute)
             }
         return added
 
@@ -51,6 +62,10 @@ def test_every_metric_is_listed():
     async def scenario():
         async with running(ProbedServer()) as gateway, channel(gateway) as client:
             await ready(gateway, 1)
+            async with listening(Engine()) as ports:
+                registry = RoleRegistry("rollout", "e", content(model("m", *ports)))
+                gateway.roles.serve("rollout", registry)
+                await ask(gateway, "POST", "/rollout/generate", {})
             await (await infer(client, request()))
             await ask(gateway, "GET", "/health")
             text = (await ask(gateway, "GET", "/metrics")).body.decode()
