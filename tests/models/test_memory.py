@@ -13,7 +13,7 @@ import torch
 
 from phalanx.device.cpu import CpuBackend
 from phalanx.engine_config import use_engine_config
-from phalanx.errors import EngineAsleepError, InvalidRequestError, RequestFailedError
+from phalanx.errors import EngineAsleepError, InvalidRequestError
 from phalanx.schema.control import (
     ALL_TAGS,
     CheckWeights,
@@ -305,93 +305,6 @@ def test_captures_go_and_come_with_their_tag(two):
         wake(driven, tags)
         assert list(graphs.captures) == made
         assert answer(driven, request()) == before
-
-
-class Watched(CpuBackend):
-    """Counts how often what was freed is given back to the device, and notes what was held then."""
-
-    def __init__(self):
-        super().__init__()
-        self.driven = None
-        self.held = []
-
-    def release_cached_memory(self):
-        if self.driven is not None:
-            storage = self.driven.service._cache._storage
-            self.held.append((storage.released, self.driven.service.weights.packed_bytes))
-        super().release_cached_memory()
-
-
-def test_what_was_freed_goes_back_to_the_device_when_all_of_it_is_free(two):
-    backend = Watched()
-    driven = Drive(changed(load(two[0]), backend=backend), page_size=4)
-    backend.driven = driven
-    sleep(driven)
-    sleep(driven)
-    assert backend.held == [(True, 0)]
-
-
-class ShortOfMemory(CpuBackend):
-    """A device of which others have taken everything, while `short` is set."""
-
-    short = False
-    num_taken = 0
-
-    def zeros(self, shape, dtype):
-        if self.short:
-            self.num_taken += 1
-            if self.num_taken > 2:
-                raise MemoryError(f"no room for {shape}")
-        return super().zeros(shape, dtype)
-
-
-def test_a_wake_without_room_says_so_and_leaves_all_asleep(two):
-    backend = ShortOfMemory()
-    driven = Drive(changed(load(two[0]), backend=backend), page_size=4)
-    sleep(driven)
-    backend.short = True
-    for _ in range(2):
-        backend.num_taken = 0
-        with pytest.raises(RequestFailedError, match=r"no room for .*"):
-            driven.service.control(Wake())
-        assert driven.service.statistics().asleep == ALL_TAGS
-        assert driven.service._cache._storage.released
-        assert driven.service.weights.packed_bytes == 0
-    backend.short = False
-    wake(driven)
-    assert answer(driven) == answer_of(two[0])
-
-
-class NoRoomForWeights:
-    """Operators that cannot pack a weight any more."""
-
-    def pack_weight(self, weight, quantization):
-        raise MemoryError("no room for a packed weight")
-
-
-def test_a_wake_that_has_room_for_a_part_takes_none_of_it(two):
-    driven = drive(two[0])
-    weights, storage = driven.service.weights, driven.service._cache._storage
-    sleep(driven)
-    good, weights._operators = weights._operators, NoRoomForWeights()
-    with pytest.raises(RequestFailedError, match="no room for a packed weight"):
-        driven.service.control(Wake())
-    assert driven.service.statistics().asleep == ALL_TAGS
-    assert storage.released
-    assert all(parameter.is_meta for parameter in driven.service._node.decoder.parameters())
-    weights._operators = good
-    wake(driven)
-    assert answer(driven) == answer_of(two[0])
-
-
-def test_host_memory_of_the_cache_goes_with_it(two):
-    driven = drive(two[0], host_pool_tokens=64)
-    host = driven.service._cache._host
-    assert host._layers
-    sleep(driven, KV)
-    assert not host._layers
-    wake(driven, KV)
-    assert answer(driven) == answer_of(two[0])
 
 
 def test_a_pause_that_aborts_keeps_the_tokens_and_then_all_may_sleep(two):
