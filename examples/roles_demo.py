@@ -8,6 +8,7 @@ went as it should.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -54,19 +55,23 @@ def job() -> Iterator[str]:
                 sys.exit(f"it did not start (status {process.wait()})")
             yield url
         finally:
-            if process.poll() is None:
-                phalanx("down")
+            if process.poll() is None and command_about_the_job("down").returncode != 0:
+                process.send_signal(signal.SIGINT)
             print("".join(f"  {line}" for line in process.stdout), end="")
             status = process.wait()
     if status != 0:
         sys.exit(f"phalanx up ended with status {status}")
 
 
+def command_about_the_job(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    print("\n$ phalanx", " ".join([*arguments, "--name", NAME]), flush=True)
+    return subprocess.run([PHALANX, *arguments, "--name", NAME], cwd=ROOT, check=False)
+
+
 def phalanx(*arguments: str) -> float:
     """Run a command about the job; how long it took, in seconds."""
-    print("\n$ phalanx", " ".join([*arguments, "--name", NAME]), flush=True)
     start_s = time.perf_counter()
-    done = subprocess.run([PHALANX, *arguments, "--name", NAME], cwd=ROOT, check=False)
+    done = command_about_the_job(*arguments)
     if done.returncode != 0:
         sys.exit(f"it ended with status {done.returncode}")
     return time.perf_counter() - start_s
