@@ -197,7 +197,7 @@ class RoleNotReadyError(NoServerError):
     model yet. `phase`, `revision` and `epoch` tell which snapshot of the role says so.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a fact that is told
         self,
         message: str,
         *,

@@ -16,8 +16,8 @@ from phalanx.errors import (
     UnknownModelError,
 )
 from phalanx.routing.roles.snapshot import ReplicaState
+from tests.client.roles.published import PAYLOAD, closed_port, heard, role
 from tests.client.roles.servers import FakeEngine, FakeGateway, Request, content, model
-from tests.client.roles.test_direct import PAYLOAD, closed_port, heard, role
 
 
 def client_of(url: str, mode: Mode = "direct") -> AsyncRoleClient:

@@ -20,8 +20,8 @@ from phalanx.errors import (
 )
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.wire.discovery import refusal_body, refusal_status
+from tests.client.roles.published import PAYLOAD, closed_port, role
 from tests.client.roles.servers import FakeEngine, FakeGateway, FakeServer, Request, model
-from tests.client.roles.test_direct import PAYLOAD, closed_port, role
 
 ASLEEP = ReplicaState.SLEEPING
 

@@ -18,9 +18,9 @@ from phalanx.errors import (
     RoleNotReadyError,
 )
 from phalanx.routing.roles.snapshot import ReplicaState
+from tests.client.roles.published import PAYLOAD, role
 from tests.client.roles.servers import FakeEngine, Request, model
 from tests.client.roles.shifted_loop import advance, run_shifted
-from tests.client.roles.test_direct import PAYLOAD, role
 
 EVENTS = [{"text": "a"}, {"text": "a\u2028b"}, {"text": "", "meta_info": {"finish_reason": None}}]
 

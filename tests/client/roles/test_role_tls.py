@@ -12,8 +12,8 @@ import pytest
 
 from phalanx.client import AsyncRoleClient, RoleClientSettings
 from phalanx.errors import EngineUnavailableError, NoServerError
+from tests.client.roles.published import PAYLOAD
 from tests.client.roles.servers import FakeEngine, FakeGateway, model
-from tests.client.roles.test_direct import PAYLOAD
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="no openssl to make a certificate"

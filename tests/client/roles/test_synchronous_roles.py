@@ -13,8 +13,8 @@ import pytest
 from phalanx.client import RoleClient
 from phalanx.client.roles.loop_thread import LoopThread
 from phalanx.errors import ConfigurationError, EngineUnavailableError, UnknownModelError
+from tests.client.roles.published import PAYLOAD
 from tests.client.roles.servers import FakeEngine, FakeGateway, Request, model
-from tests.client.roles.test_direct import PAYLOAD
 
 
 class Served:
