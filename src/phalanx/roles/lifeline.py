@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -73,8 +73,9 @@ def _watch(lines: Iterable[str]) -> NoReturn:
             sessions.add(number)
         else:
             sessions.discard(number)
+    pause = threading.Event()  # never set
     while any([kill(session) for session in sessions]):
-        time.sleep(_PAUSE_S)
+        pause.wait(_PAUSE_S)
     sys.exit(0)
 
 
