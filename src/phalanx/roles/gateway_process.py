@@ -19,7 +19,7 @@ from phalanx import settings
 from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.roles.child_process import ChildProcess, Command, ProcessHost
 from phalanx.roles.job_sections import GatewaySection
-from phalanx.roles.ports import ReservedPort
+from phalanx.roles.ports import PortTakenError, ReservedPort
 from phalanx.roles.run_file import PrivateFile
 
 logger = logging.getLogger(__name__)
@@ -176,13 +176,12 @@ class GatewayProcess:
 def _reserved(host: str, port: int) -> ReservedPort:
     if port == 0:
         return ReservedPort(host)
-    reserved = ReservedPort(host, first=port)
-    if reserved.number != port:
-        reserved.close()
+    try:
+        return ReservedPort(host, exact=port)
+    except PortTakenError:
         raise ConfigurationError(
             f"gateway.http_port={port} is taken at {host}; choose another one, or 0 for a free one"
-        )
-    return reserved
+        ) from None
 
 
 def _authority(host: str, port: int) -> str:

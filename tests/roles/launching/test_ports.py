@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from phalanx.errors import ConfigurationError
-from phalanx.roles.ports import ReservedPort
+from phalanx.roles.ports import PortTakenError, ReservedPort
 
 
 def listening(port: int) -> socket.socket:
@@ -39,6 +39,32 @@ def test_one_that_somebody_listens_on_is_passed_over():
         taken = free.getsockname()[1]
         with ReservedPort("127.0.0.1", first=taken) as port:
             assert port.number > taken
+
+
+def test_an_exact_one_is_free_again_as_soon_as_its_server_has_ended():
+    with ReservedPort("127.0.0.1") as port, listening(port.number) as server:
+        with socket.create_connection(("127.0.0.1", port.number)) as caller:
+            accepted, _ = server.accept()
+            accepted.close()  # the server's side ends it, so that the kernel remembers it there
+            assert caller.recv(1) == b""
+    with ReservedPort("127.0.0.1", exact=port.number) as again, listening(again.number) as server:
+        assert server.getsockname()[1] == port.number
+
+
+def test_an_exact_one_is_nobody_elses():
+    with ReservedPort("127.0.0.1") as found:
+        number = found.number
+    with ReservedPort("127.0.0.1", exact=number):
+        with pytest.raises(PortTakenError, match=f"port {number} is taken"):
+            ReservedPort("127.0.0.1", exact=number)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", number))
+        with pytest.raises(PortTakenError):
+            ReservedPort("127.0.0.1", exact=number)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.listen()
+        with pytest.raises(PortTakenError):
+            ReservedPort("127.0.0.1", exact=number)
 
 
 def test_where_none_is_left_it_says_so():
