@@ -20,13 +20,13 @@ from phalanx.clock import SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.roles.child_process import ProcessHost
 from phalanx.roles.config import JobConfig
-from phalanx.roles.contracts import Backends
+from phalanx.roles.contracts import Backends, EngineControl
 from phalanx.roles.control_process import ControlProcess, JobPlace, Machinery
 from phalanx.roles.external_pool import ExternalPool, LauncherByKind
 from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
 from phalanx.roles.router_process import RouterSettings, RouterStarter
 from phalanx.roles.run_file import RunDirectory
-from phalanx.roles.sglang_engine import SGLangEngine
+from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
 from phalanx.schema.roles import InferenceRoleSpec
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -79,7 +79,12 @@ def _machinery(job: JobConfig, logs: Path) -> Machinery:
         routers = RouterSettings(
             logs, python=given.router_python or sys.executable, policy=role.routing.policy
         )
-        return Backends(launcher, SGLangEngine, RouterStarter(routers).open)
+        timeouts = EngineTimeouts.of(role.deployment)
+
+        def connect(url: str) -> EngineControl:
+            return SGLangEngine(url, timeouts=timeouts)
+
+        return Backends(launcher, connect, RouterStarter(routers).open)
 
     return Machinery(ProcessHost(), launcher, backends, lambda: started.close(0.0))
 

@@ -16,6 +16,7 @@ import msgspec
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import EngineCallError, Tag
+from phalanx.schema.roles import DeploymentSpec
 
 _MAX_TEXT = 300
 _UNCERTAIN_STATUS = frozenset({500, 502, 504})
@@ -32,6 +33,15 @@ class EngineTimeouts:
     health_s: float = 5.0
     ready_s: float = 30.0
     call_s: float = 600.0
+
+    @classmethod
+    def of(cls, deployment: DeploymentSpec) -> Self:
+        """No shorter than what a role gives its engines for the same."""
+        usual = cls()
+        return cls(
+            health_s=deployment.health_timeout_s,
+            call_s=max(usual.call_s, deployment.startup_timeout_s, deployment.offload_timeout_s),
+        )
 
     def __post_init__(self) -> None:
         for name in ("connect_s", "health_s", "ready_s", "call_s"):

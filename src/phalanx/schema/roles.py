@@ -262,7 +262,7 @@ class DeploymentSpec:
     drain_timeout_s: float = 120.0
     offload_timeout_s: float = 120.0
     health_interval_s: float = 5.0
-    health_timeout_s: float = 2.0
+    health_timeout_s: float = 10.0
     max_health_failures: int = 3
     start_asleep: bool = False
 

@@ -17,6 +17,7 @@ import phalanx.roles
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import EngineCallError, EngineControl, Tag
 from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
+from phalanx.schema.roles import DeploymentSpec
 
 Call = Callable[[SGLangEngine], Awaitable[object]]
 URL = "http://engine:30000"
@@ -281,6 +282,24 @@ def test_an_engine_that_is_silent_is_not_waited_for_longer_than_said():
             assert caught.value.uncertain
 
     asyncio.run(main())
+
+
+def test_a_role_gives_its_engines_the_time_that_its_file_says():
+    """A client that gave up before would take the engine for dead, or repeat a long load."""
+    waited: list[tuple[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        waited.append((request.url.path, request.extensions["timeout"]["read"]))
+        return httpx.Response(200, json={})
+
+    async def main(deployment: DeploymentSpec) -> None:
+        timeouts, transport = EngineTimeouts.of(deployment), httpx.MockTransport(answer)
+        async with SGLangEngine(URL, timeouts=timeouts, transport=transport) as engine:
+            await engine.healthy()
+            await engine.load_weights("/step-7", "7")
+
+    asyncio.run(main(DeploymentSpec(health_timeout_s=45.0, startup_timeout_s=3600.0)))
+    assert waited == [("/health", 45.0), ("/update_weights_from_disk", 3600.0)]
 
 
 def test_timeouts_are_checked():

@@ -187,6 +187,20 @@ def test_one_that_hangs_is_dead_after_so_many_health_checks():
     run(scenario)
 
 
+def test_one_that_is_only_slow_to_answer_is_not_killed():
+    async def scenario():
+        c = case(lasting())
+        await c.manager.start()
+        c.world.faults.always("healthy", Fault.SLOW)
+        c.engine().send(500.0)
+        await asyncio.sleep(300.0)
+        assert c.world.faults.asked["healthy"] > 20
+        assert (c.state(), c.shown().generation) == (ReplicaState.READY, 1)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 def test_recover_is_refused_for_one_that_serves_and_waits_for_the_wake_of_one_that_sleeps():
     async def scenario():
         c = case(model(replicas=2))
