@@ -279,6 +279,21 @@ def test_a_checkpoint_that_was_written_anew_is_not_what_was_served(two, tmp_path
     assert answer(driven) == answer_of(second)
 
 
+def test_a_directory_that_a_trainer_writes_to_may_be_written_in_place_after_a_wake(two, tmp_path):
+    first, second = two
+    copied = save_changed(first, tmp_path / "copy", lambda tensors: None)
+    driven = drive(copied, native_operators="off")
+    update(driven, second)
+    update(driven, copied)
+    sleep(driven)
+    wake(driven)
+    weights = copied / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 3)
+        file.write(bytes(weights.stat().st_size // 2))
+    assert answer(driven) == answer_of(first, native_operators="off")
+
+
 def test_what_is_held_for_another_engine_is_waited_for(two):
     driven = drive(two[0])
     driven.start("handed", msgspec.structs.replace(request(9, 4), hands_over=True))

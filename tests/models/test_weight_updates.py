@@ -147,6 +147,9 @@ def test_a_checkpoint_may_be_written_anew_after_it_was_loaded(two, tmp_path):
     assert answer(driven) == answer_of(second, native_operators="off")
 
 
+FLOAT8 = torch.float8_e4m3fn
+
+
 def without(name):
     return lambda tensors: {key: value for key, value in tensors.items() if key != name}
 
@@ -186,6 +189,17 @@ def test_weights_that_do_not_fit_are_refused_before_anything_changes(two, tensor
             changing(lambda found: {**found, "model.norm.weight": torch.zeros(4)}),
             "misshapen model.norm.weight",
         ),
+        (
+            changing(
+                lambda found: {**found, "model.norm.weight": found["model.norm.weight"].int()}
+            ),
+            "model.norm.weight in I32",
+        ),
+        (
+            changing(lambda found: {**found, "model.norm.weight": torch.ones(32).to(FLOAT8)}),
+            "model.norm.weight in F8_E4M3",
+        ),
+        (lambda one: one / ("x" * 300), "too long"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_changes(

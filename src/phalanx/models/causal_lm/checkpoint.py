@@ -27,6 +27,8 @@ from phalanx.models.causal_lm.weight_slots import Slot, Target
 
 _FUSED = re.compile(r"\.(qkv_proj|gate_up_proj)\.")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""The dtypes, by their names in safetensors, that are weights as they are."""
 
 
 Given = tuple[Target, Callable[[], Tensor]]
@@ -85,6 +87,10 @@ class Checkpoint:
             shape = tuple(part.get_shape())
             if shape != target.shape:
                 misshapen.append(f"{name} of {shape} instead of {target.shape}")
+            elif part.get_dtype() not in _FLOATS:
+                misshapen.append(
+                    f"{name} in {part.get_dtype()} instead of floats of 16 bits or more"
+                )
         incomplete = {one.slot for one in targets.values() if filled[one.slot] < one.slot.shape[0]}
         missing = _missing(targets, {name for name, _ in fitting}, incomplete)
         if missing or unexpected or misshapen:
@@ -97,15 +103,21 @@ class Checkpoint:
 
 
 def load_weights(
-    decoder: Decoder, targets: Mapping[str, Target], directory: Path, device: torch.device
+    decoder: Decoder,
+    targets: Mapping[str, Target],
+    directory: Path,
+    device: torch.device,
+    *,
+    copy: bool = False,
 ) -> None:
     """Fill every parameter of `decoder`, whose places for tensors are `targets`.
 
-    Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file.
+    With `copy` nothing refers to the files afterwards, which may then be written to in place. Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file.
     """
     with Checkpoint(directory) as checkpoint:
         for target, read in checkpoint.fitting(targets, decoder.config):
-            target.place(read(), device)
+            if target.place(read(), device) and copy:
+                target.slot.own()
     if decoder.config.tied_head:
         decoder.tie_head()
 
@@ -145,6 +157,13 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _files(directory: Path) -> list[Path]:
+    try:
+        return _found(directory)
+    except OSError as error:
+        raise CheckpointError(f"weights cannot be looked for in {directory}: {error}") from error
+
+
+def _found(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:

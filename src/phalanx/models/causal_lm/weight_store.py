@@ -64,8 +64,11 @@ class DecoderWeights:
         self._given: dict[Slot, set[Target]] | None = None
         """What has come of each parameter since they were lost; None where all is there."""
         self._directory = directory
+        self._rewritten = False
+        """Whether the directory has brought other weights since: a trainer writes to it."""
+        origin = _Origin.of(directory)
         self._load()
-        self._origin: _Origin | None = _Origin.of(directory)
+        self._origin: _Origin | None = origin
 
     @property
     def packed_bytes(self) -> int:
@@ -151,6 +154,7 @@ class DecoderWeights:
             self._put(checkpoint.fitting(self.targets, self._decoder.config))
         if directory.resolve() == self._directory.resolve():
             self._origin = origin
+            self._rewritten = True
 
     def scramble(self) -> None:
         """Fill every weight with noise, ranks that hold the same with the same."""
@@ -185,7 +189,9 @@ class DecoderWeights:
         self._origin = None
 
     def _load(self) -> None:
-        load_weights(self._decoder, self.targets, self._directory, self._device)
+        load_weights(
+            self._decoder, self.targets, self._directory, self._device, copy=self._rewritten
+        )
         self._decoder.pack(self._operators, self._quantization)
 
     def _put(self, given: Iterable[Given]) -> None:
