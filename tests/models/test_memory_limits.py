@@ -53,6 +53,18 @@ def test_what_was_freed_goes_back_to_the_device_when_all_of_it_is_free(two):
     assert backend.held == [(True, 0)]
 
 
+def test_what_weights_were_made_of_goes_back_to_the_device_when_they_are_there_again(two):
+    backend = Watched()
+    driven = Drive(changed(load(two[0]), backend=backend), page_size=4)
+    packed_bytes = driven.service.weights.packed_bytes
+    sleep(driven)
+    backend.driven = driven
+    wake(driven, KV)
+    assert backend.held == []
+    wake(driven, ALL_TAGS - KV)
+    assert backend.held == [(False, packed_bytes)]
+
+
 class ShortOfMemory(CpuBackend):
     """A device of which others have taken everything, while `short` is set."""
 

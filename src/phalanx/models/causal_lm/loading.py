@@ -15,6 +15,7 @@ from phalanx.device.operators.base import Operators
 from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
 from phalanx.errors import ConfigurationError
+from phalanx.heap import give_back_freed_memory
 from phalanx.loop.eviction import EVICTION_POLICIES
 from phalanx.loop.pipelined_loop import PipelinedLoop
 from phalanx.loop.scheduler import Budget
@@ -81,6 +82,7 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     decoder = Decoder(config, operators, dtype, _context_length(args, config), ranks)
     decoder.rotary.to(backend.device)
     weights = DecoderWeights(decoder, operators, backend.device, directory, args.quantization)
+    give_back_freed_memory()  # what they were read and packed from
     tokenizer = None
     if (directory / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_directory(directory)

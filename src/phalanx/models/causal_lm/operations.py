@@ -154,6 +154,8 @@ class Operations:
         self._engine.restore(frozenset(due))
         if returning:
             self._weights.restore()
+            # What they were read and packed from is free, and may be as large as they are.
+            self._engine.backend.release_cached_memory()
 
     def _give_back(self, tags: frozenset[MemoryTag]) -> None:
         # What is captured addresses all of it.
