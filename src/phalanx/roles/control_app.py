@@ -6,7 +6,6 @@ again joins it.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +18,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phalanx.errors import (
     EngineUnavailableError,
@@ -28,6 +26,7 @@ from phalanx.errors import (
     RoleOperationFailedError,
     RoleOperationRefusedError,
 )
+from phalanx.roles.control_guard import JSON, ControlGuard, error_answer
 from phalanx.roles.control_messages import (
     Activate,
     Broadcast,
@@ -45,7 +44,6 @@ from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.encoded import EncodedDocuments
 
 logger = logging.getLogger(__name__)
-JSON = "application/json"
 MAX_WAIT_S = 60.0
 MAX_BODY_BYTES = 1024 * 1024
 T = TypeVar("T")
@@ -106,7 +104,7 @@ class ControlApi:
         ]
         return Starlette(
             routes=routes,
-            middleware=[Middleware(_Door, key=self._key)],
+            middleware=[Middleware(ControlGuard, key=self._key)],
             exception_handlers={
                 HTTPException: _http_refusal,
                 PhalanxError: _refusal,
@@ -222,71 +220,46 @@ class ControlApi:
         return manager, model
 
 
-class _Door:
-    """Lets in who has the key, and no web page that a browser on this machine shows."""
-
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app = app
-        self._wanted = None if key is None else f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        if b"origin" in headers:
-            refused = _error(403, "forbidden", "a browser's page may not ask the control process")
-        elif (
-            self._wanted is not None
-            and scope["path"] != "/health"
-            and not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted)
-        ):
-            refused = _error(401, "unauthorized", "the control process asks for its key")
-        else:
-            await self._app(scope, receive, send)
-            return
-        await refused(scope, receive, send)
-
-
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON)
-
-
-def _error(status: int, code: str, message: str) -> Response:
-    return _json({"error": {"code": code, "message": message}}, status)
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
     match error:
         case NotFoundError():
-            return _error(404, "not_found", str(error))
+            return error_answer(404, "not_found", str(error))
         case InvalidInputError():
-            return _error(400, "invalid_request", str(error))
+            return error_answer(400, "invalid_request", str(error))
         case RoleOperationRefusedError():
-            return _error(409, "refused", str(error))
+            return error_answer(409, "refused", str(error))
         case RoleOperationFailedError():
-            return _error(503, "failed", str(error))
+            return error_answer(503, "failed", str(error))
         case EngineUnavailableError():
-            return _error(503, "unavailable", str(error))
-    return _error(500, "failed", str(error))
+            return error_answer(503, "unavailable", str(error))
+    return error_answer(500, "failed", str(error))
 
 
 async def _http_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = _error(error.status_code, "http", f"{request.url.path}: {error.detail}")
+    answer = error_answer(error.status_code, "http", f"{request.url.path}: {error.detail}")
     answer.headers.update(error.headers or {})
     return answer
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     logger.error("%s failed", request.url.path, exc_info=error)
-    return _error(500, "internal", f"{type(error).__name__}: {error}")
+    return error_answer(500, "internal", f"{type(error).__name__}: {error}")
 
 
 async def _body(request: Request, kind: type[T]) -> T:
     """The request's JSON; an empty body is an empty object."""
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-        raise InvalidInputError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidInputError(f"the body is larger than {MAX_BODY_BYTES} bytes")
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+        return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise InvalidInputError(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

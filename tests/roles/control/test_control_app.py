@@ -58,7 +58,7 @@ class App:
             key=key,
         )
         transport = httpx.ASGITransport(api.app(), raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://control")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1")
 
     def describe(self) -> Job:
         return Job(
@@ -300,6 +300,13 @@ def test_a_body_that_is_no_json_or_too_large_is_refused():
             answer = await app.client.post("/v1/roles/genrm/activate", content=b" " * 2**20 + b"{}")
             assert answer.status_code == 400
 
+            async def endless() -> AsyncIterator[bytes]:
+                while True:
+                    yield b" " * 2**20
+
+            answer = await app.client.post("/v1/roles/genrm/activate", content=endless())
+            assert "larger than" in answer.json()["error"]["message"]
+
     run_virtual(scenario())
 
 
@@ -329,9 +336,32 @@ def test_with_a_key_only_health_is_open():
 def test_a_browsers_page_is_refused():
     async def scenario():
         async with running() as app:
-            origin = {"origin": "http://control"}
-            answer = await app.client.post("/v1/shutdown", json={}, headers=origin)
-            assert answer.status_code == 403
+            for headers in (
+                {"origin": "http://127.0.0.1:1"},
+                {"origin": "null"},
+                {"sec-fetch-site": "cross-site"},
+                # A name that a page's owner has had mean this machine: then it is of one origin.
+                {"host": "page.example:1"},
+            ):
+                answer = await app.client.post("/v1/shutdown", json={}, headers=headers)
+                assert answer.status_code == 403, headers
+                assert (await app.client.get("/v1/job", headers=headers)).status_code == 403
+            assert app.stops == []
+            for host in ("localhost:1", "[::1]:1", "127.0.0.1"):
+                answer = await app.client.get("/v1/job", headers={"host": host})
+                assert answer.status_code == 200
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/json"])
+def test_a_body_of_a_kind_that_a_page_may_send_unasked_is_refused(kind):
+    async def scenario():
+        async with running() as app:
+            answer = await app.client.post(
+                "/v1/shutdown", content=b'{"now":true}', headers={"content-type": kind}
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "not_json")
             assert app.stops == []
 
     run_virtual(scenario())
