@@ -76,6 +76,8 @@ class HealthWatch:
             return
         if replica.state is ReplicaState.READY and held is not None and held != ALL_TAGS:
             replica.residency = Residency(held)
+            if replica.is_dynamic and Tag.WEIGHTS not in held:
+                replica.lose_weights()
             # Whoever did that has paused it. Without a cache nothing runs, nor can that be asked.
             replica.runs, replica.drained = None, Tag.KV_CACHE not in held
             self._withdraw(replica, "somebody else has released its memory")

@@ -183,8 +183,11 @@ class Lifecycle:
         limit_s = self._deployment.offload_timeout_s
         if replica.is_dynamic:
             # New weights go in before the cache takes its memory.
+            had_them = holds_weights(replica)
             await resume(replica, tags & {Tag.WEIGHTS}, limit_s)
             if holds_weights(replica):
+                if not had_them:
+                    await self._weights.note_lost(replica)
                 await self.get_weights(replica)
         await resume(replica, tags, limit_s)
 

@@ -121,13 +121,22 @@ class ModelWeights:
         await self._load(replica, target.version, target.path)
         return True
 
+    async def note_lost(self, replica: Replica) -> None:
+        """Its weights were given back and it has memory for others: unless it has kept them, the
+        version that it says now is of lost ones, perhaps of some that nobody was told of.
+
+        Raises `EngineCallError`.
+        """
+        deadline = Deadline(self._timeout_s)
+        if await self._waits(replica, deadline) is not False:
+            replica.lost_weights = await self._said(replica, deadline)
+
     async def _has(self, replica: Replica, target: WeightTarget) -> bool:
         """Whether it says for certain that it holds the target already."""
         deadline = Deadline(self._timeout_s)
         if await self._said(replica, deadline) != target.version:
             return False
-        what = f"{replica.engine_id}: does it wait for weights"
-        waits = await insist(replica.engine.waits_for_weights, what, deadline)
+        waits = await self._waits(replica, deadline)
         # What it says of weights that were given back since means nothing, unless it knows of that.
         return waits is False or (waits is None and replica.lost_weights is None)
 
@@ -157,6 +166,10 @@ class ModelWeights:
         finally:
             replica.busy = False
         replica.has_weights(version)
+
+    async def _waits(self, replica: Replica, deadline: Deadline) -> bool | None:
+        what = f"{replica.engine_id}: does it wait for weights"
+        return await insist(replica.engine.waits_for_weights, what, deadline)
 
     async def _said(self, replica: Replica, deadline: Deadline) -> str:
         what = f"{replica.engine_id}: its weight version"

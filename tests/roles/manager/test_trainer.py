@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from phalanx.errors import RoleOperationRefusedError
+from phalanx.roles.contracts import ALL_TAGS
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.role_fakes import FakeRoleWorld
 from tests.roles.manager.case import case, model, run
@@ -58,6 +59,53 @@ def test_a_trainer_need_not_tell_the_manager():
         for name in ("m/0", "m/1"):
             c.engine(name).put_weights("3")
         await c.until(lambda: c.state("m/0") is c.state("m/1") is ReplicaState.READY)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_what_an_engine_says_of_weights_that_were_lost_before_anybody_noticed_them_is_not_believed(
+    says,
+):
+    async def scenario():
+        c = case(trained("actor"), world=FakeRoleWorld(says=says), health_interval_s=5.0)
+        await c.manager.start()
+        c.engine().put_weights("1")
+        await c.until(lambda: c.state() is ReplicaState.READY)
+        c.engine().put_weights("2")
+        await c.manager.deactivate()
+        await c.manager.activate()
+        await asyncio.sleep(60.0)
+        assert c.state() is ReplicaState.ONLOADING
+        assert c.registry.snapshot.content.models[0].weight_version == "1"
+        await c.manager.activate()
+        assert c.state() is ReplicaState.ONLOADING
+        c.engine().put_weights("3")
+        await c.until(lambda: c.state() is ReplicaState.READY)
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("source", ["local", "actor"])
+def test_weights_that_somebody_else_has_released_are_brought_again(source):
+    async def scenario():
+        c = case(trained(source), world=FakeRoleWorld(says=True), health_interval_s=5.0)
+        await c.manager.start()
+        if source == "actor":
+            c.engine().put_weights("1")
+            await c.until(lambda: c.state() is ReplicaState.READY)
+        await c.engine().pause()
+        await c.engine().release(ALL_TAGS)
+        await c.until(lambda: c.state() is ReplicaState.DRAINING)
+        assert c.shown().weight_version is None
+        await c.manager.activate()
+        if source == "actor":
+            assert c.state() is ReplicaState.ONLOADING
+            c.engine().put_weights("2")
+            await c.until(lambda: c.state() is ReplicaState.READY)
+        assert c.engine().serves
         await c.manager.shutdown()
 
     run(scenario)
