@@ -57,6 +57,11 @@ class ScriptedReplica:
         self.answers[-1].set_result(value)
 
 
+def await_call(replicas):
+    for replica in replicas:
+        replica.called.acquire()
+
+
 @pytest.fixture
 def scripted():
     """A dispatcher over two scripted replicas, and what runs an operation on a thread of its own."""
@@ -68,8 +73,7 @@ def scripted():
     def begin(op):
         thread = threading.Thread(target=lambda: outcomes.append(dispatcher.control(op)))
         thread.start()
-        for replica in replicas:
-            replica.called.acquire()
+        await_call(replicas)
         return thread
 
     yield requests, replicas, outcomes, begin
@@ -130,8 +134,11 @@ def test_complaint_slime_2015_no_request_slips_in_while_the_engine_falls_asleep(
     thread = begin(Sleep())
     with pytest.raises(EngineAsleepError, match="falls asleep"):
         requests.accept("late", FutureSink())
-    for replica in replicas:
-        replica.answer(True, ALL_TAGS)
+    for tags in (KV, ALL_TAGS):
+        for replica in replicas:
+            replica.answer(True, tags)
+        if tags == KV:
+            await_call(replicas)
     thread.join()
     assert outcomes == [True]
     with pytest.raises(EngineAsleepError, match="Wake"):
@@ -148,14 +155,27 @@ def test_replicas_fall_asleep_together_or_not_at_all(scripted):
     thread = begin(Sleep(KV))
     replicas[0].answer(True, KV)
     replicas[1].answer(False)
-    for replica in replicas:
-        replica.called.acquire()
+    await_call(replicas)
     assert [replica.ops[-1] for replica in replicas] == [Wake(KV), Wake(KV)]
     for replica in replicas:
         replica.answer(True, frozenset())
     thread.join()
     assert outcomes == [False]
     assert requests.accept("still awake", FutureSink())
+
+
+def test_weights_stay_where_a_replica_refuses_to_sleep(scripted):
+    """Those of a trainer would not come back with a wake."""
+    _, replicas, outcomes, begin = scripted
+    thread = begin(Sleep())
+    replicas[0].answer(True, KV)
+    replicas[1].answer(False)
+    await_call(replicas)
+    for replica in replicas:
+        assert replica.ops == [Sleep(KV), Wake(KV)]
+        replica.answer(True, frozenset())
+    thread.join()
+    assert outcomes == [False]
 
 
 def test_an_operation_that_one_replica_refuses_is_waited_for_on_all(scripted):

@@ -24,6 +24,7 @@ from phalanx.schema.control import (
     ControlAnswer,
     ControlOp,
     JoinWeightGroup,
+    MemoryTag,
     Question,
     Sleep,
     Wake,
@@ -125,10 +126,15 @@ class RequestDispatcher:
         if not self._requests.begin_sleep(only_idle=computes and not repeated):
             return False
         try:
-            applied = self._apply(op)
-            if any(applied) and not all(applied):
-                self._apply(Wake(op.tags - before.asleep))
-            return all(applied)
+            told: frozenset[MemoryTag] = frozenset()
+            for tags in _in_order(op.tags) if len(self._replicas) > 1 else [op.tags]:
+                applied = self._apply(Sleep(tags))
+                if not all(applied):
+                    if told or any(applied):
+                        self._apply(Wake((told | tags) - before.asleep))
+                    return False
+                told |= tags
+            return True
         finally:
             self._settle()
             self._requests.end_sleep()
@@ -151,6 +157,14 @@ class RequestDispatcher:
     def _loop(self) -> LoopStatistics:
         loop = combined([replica.loop_statistics for replica in self._replicas])
         return LoopStatistics() if loop is None else loop
+
+
+def _in_order(tags: frozenset[MemoryTag]) -> list[frozenset[MemoryTag]]:
+    """What replicas give up one after the other. What one of them may refuse is first: a wake brings
+    a cache back to those that did not, and not a trainer's weights.
+    """
+    first = tags & {MemoryTag.KV_CACHE}
+    return [part for part in (first, tags - first) if part] or [tags]
 
 
 def _for_replica(op: ControlOp | Question, index: int, num_ranks: int) -> ControlOp | Question:
