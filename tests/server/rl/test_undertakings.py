@@ -3,12 +3,21 @@
 import asyncio
 import threading
 
-from phalanx.schema.control import Pause, PauseMode
+from starlette.requests import Request
+
+from phalanx.schema.control import Pause, PauseMode, Sleep, Wake
+from phalanx.schema.statistics import EngineMemory
+from phalanx.server.answering import Answering
+from phalanx.server.dialects import Refusals
 from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
+from phalanx.server.metrics import ServerMetrics
 from phalanx.server.operations.generation import GenerationOperations
+from phalanx.server.operations.memory import MemoryOperations
 from phalanx.server.operations.quiescence import Quiescence
 from phalanx.server.operations.undertakings import Undertakings
+from phalanx.server.operations.weights import WeightOperations
+from phalanx.server.routes.vllm import VllmRoutes
 
 
 class SlowEngine:
@@ -17,11 +26,17 @@ class SlowEngine:
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
         self.ops: list[object] = []
+        self.memory = EngineMemory()
+
+    def statistics(self) -> None:
+        """Nobody counts."""
 
     def control(self, op: object) -> bool:
         self.asked.set()
         self.go.wait()
         self.ops.append(op)
+        if isinstance(op, Sleep | Wake):
+            self.memory = EngineMemory(asleep=op.tags if isinstance(op, Sleep) else frozenset())
         return True
 
 
@@ -44,6 +59,44 @@ def test_a_pause_whose_caller_gave_up_is_known_all_the_same():
             await quiescence.settled()
         assert generation.paused
         assert engine.ops == [Pause(PauseMode.IN_PLACE)]
+
+    asyncio.run(scenario())
+
+
+def test_a_sleep_whose_caller_gave_up_and_asked_again_is_over_with_the_wake():
+    async def scenario() -> None:
+        engine, lifecycle, left = SlowEngine(), Lifecycle(Phase.READY), asyncio.Event()
+        live, quiescence, undertakings = LiveRequests(bool), Quiescence(lifecycle), Undertakings()
+        shared = (quiescence, undertakings)
+        generation = GenerationOperations(engine, live, lifecycle, *shared)
+        memory = MemoryOperations(engine, *shared)
+        weights = WeightOperations(engine, live, *shared, dynamic=True)
+        answering = Answering(100, Refusals(1), ServerMetrics(engine.statistics))
+        routes = VllmRoutes(generation, memory, weights, answering).posts()
+
+        async def ask(path: str, leaves: asyncio.Event) -> int:
+            sent = [{"type": "http.request", "body": b""}]
+
+            async def receive() -> dict[str, object]:
+                if sent:
+                    return sent.pop()
+                await leaves.wait()
+                return {"type": "http.disconnect"}
+
+            scope = {"type": "http", "headers": [], "query_string": b"", "path": path}
+            return (await routes[path](Request(scope, receive))).status_code
+
+        asking = asyncio.create_task(ask("/sleep", left))
+        await asyncio.to_thread(engine.asked.wait)
+        left.set()
+        assert await asking == 499
+        engine.go.set()
+        with lifecycle.answering():
+            await quiescence.settled()  # the pause is done
+        stays = asyncio.Event()
+        assert await ask("/sleep", stays) == 200
+        assert await ask("/wake_up", stays) == 200
+        assert not generation.paused
 
     asyncio.run(scenario())
 

@@ -1,6 +1,7 @@
 """Weights over HTTP: from disk, as tensors, by a group; questions about them; static servers."""
 
 import base64
+import importlib
 import pickle
 import socket
 
@@ -49,6 +50,22 @@ def test_from_disk(client, second_dir, second_answer):
     assert result["output_ids"] == second_answer
     assert result["meta_info"]["weight_version"] == version(client) == "step-2"
     assert result["meta_info"]["weight_versions"] == [["step-2", 8]]
+
+
+def test_from_disk_knows_the_names_that_a_server_is_started_with(
+    client, second_dir, second_answer, tmp_path, monkeypatch
+):
+    facts = tmp_path / "second_source-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second-source\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[phalanx.checkpoints]\nsecond = second_source:make\n")
+    (tmp_path / "second_source.py").write_text(
+        f"from pathlib import Path\ndef make(cache, progress): return Path({str(second_dir)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    post(client, DISK, {"model_path": "second", "weight_version": "2"})
+    assert (ids(client), version(client)) == (second_answer, "2")
 
 
 def test_from_disk_without_a_version_keeps_it(client, second_dir, second_answer):
@@ -102,6 +119,7 @@ def test_tensors_by_handle_and_other_pickles_are_refused_in_words(client):
         (pickle.dumps(print), "builtins.print"),
         (pickle.dumps([NORM]), "no list of (name, tensor) pairs"),
         (pickle.dumps({}), "no tensors in it"),
+        (pickle.dumps(dict.fromkeys(map(str, range(50)), torch.ones(500))), "share the"),
         (b"nothing", "the pickle is refused at byte"),
     ):
         body = {"serialized_named_tensors": [base64.b64encode(data).decode()]}

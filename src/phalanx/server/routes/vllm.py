@@ -87,8 +87,9 @@ class VllmRoutes:
         wanted = wire.parse_sleep(query, body)
         had_paused = self._generation.paused
         if not had_paused:
-            await self._pause_as(wanted.kind)
+            # Noted first: whoever asked may leave while the pause goes on, and ask again.
             self._paused_to_sleep = True
+            await self._pause_as(wanted.kind)
         tags = frozenset() if wanted.level == 0 else wanted.tags or self._of_level(wanted.level)
         try:
             if tags:
@@ -120,6 +121,7 @@ class VllmRoutes:
 
     async def _pause(self, query: Query, body: bytes) -> dict[str, object]:
         wanted = wire.parse_pause(query, body)
+        self._paused_to_sleep = False
         await self._pause_as(wanted.kind)
         if wanted.clear_cache and wanted.kind is not PauseKind.KEEP:
             await self._generation.flush()

@@ -22,6 +22,8 @@ FIELD = "serialized_named_tensors"
 SAFETENSORS = "safetensors"
 MAX_OPCODES = 500_000
 """Some thousand tensors."""
+MAX_GROWTH = 4
+"""How much larger tensors may be than what brought them: bfloat16 doubles, and so do tied weights."""
 _HANDLES = ("torch.multiprocessing", "multiprocessing.", "sglang.", "torch.cuda")
 _HINT = (
     'send a safetensors file as base64 with load_format="safetensors", or use '
@@ -76,6 +78,14 @@ def unpickled(data: bytes) -> dict[str, Array]:
         if name in arrays:
             raise InvalidRequestError(f"{FIELD} has {name!r} twice", field=FIELD)
         arrays[name] = array
+    # Any number of tensors may be views of the same bytes.
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    if num_bytes > MAX_GROWTH * len(data):
+        raise InvalidRequestError(
+            f"{FIELD}: {len(arrays)} tensors of {num_bytes} bytes in all share the {len(data)} bytes "
+            "that were sent; send each with numbers of its own",
+            field=FIELD,
+        )
     return arrays
 
 
