@@ -9,6 +9,7 @@ import json
 import pytest
 
 from phalanx.gateway.http.limits import HttpLimits
+from phalanx.gateway.roles.json_members import MAX_TOKENS
 from tests.gateway.roles.running import (
     CHAT,
     GENERATE,
@@ -308,3 +309,23 @@ def test_an_engine_that_is_a_gateway_itself_does_not_name_the_model():
             assert answer.headers["x-inference-model"] == "m"
 
     run(scenario())
+
+
+def test_a_body_that_is_too_large_to_be_searched_is_refused():
+    """Over a new connection and over one that waits."""
+    much = b"[" + b"[]," * (MAX_TOKENS // 2) + b"1]"
+    twice = b'{"model":"m","model":"m","x":' + much + b',"y":1}'
+    engine = Engine()
+
+    async def scenario():
+        async with listening(engine) as ports, role(content(model("m", *ports))) as front:
+            for path in (GENERATE, CHAT):
+                for _ in range(2):
+                    refused = await front.ask(path, twice)
+                    assert refused.status == 400
+                    assert "too large to be searched" in ask_json(refused)["error"]["message"]
+                    assert (await front.ask(path, b"{}")).status == 200
+            assert front.in_flight == 0
+            return front.gateway.servers.traffic.of("m/0").codes
+
+    assert run(scenario()) == {"400": 4, "200": 4}

@@ -217,7 +217,13 @@ class Exchange(Generic[WishT, ServerT]):
     def _send(self, ticket: Ticket[ServerT], upstream: Upstream) -> None:
         self._upstream = upstream
         request = self._request
-        out = self._way.message(self._wish, request, self._id, ticket.server)
+        try:
+            out = self._way.message(self._wish, request, self._id, ticket.server)
+        except PhalanxError as error:
+            refusal = self._way.refusal(self._wish, error)
+            ticket.outcome(str(refusal.status), message=refusal.message)
+            self._refuse(refusal)
+            return
         self._sent_whole = request.complete
         upstream.carry(
             self,

@@ -45,7 +45,9 @@ class Way(Protocol[WishT, ServerT]):
     def message(
         self, wish: WishT, request: IncomingRequest, request_id: bytes, server: ServerT
     ) -> list[Bytes]:
-        """What the server is sent: the head, and what there is of the body."""
+        """What the server is sent: the head, and what there is of the body. Raises
+        `InvalidRequestError` for what cannot be sent on.
+        """
         ...
 
     def answer_fields(self, wish: WishT) -> bytes:
