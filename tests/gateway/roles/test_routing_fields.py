@@ -158,3 +158,10 @@ def test_what_is_too_large_to_be_searched_is_refused():
     ):
         with pytest.raises(MalformedRequestError, match="too large to be searched"):
             generate(body)
+
+
+def test_names_that_are_no_text_stay_as_they_are():
+    """Engines that read only a part of a body do not look at the others."""
+    body = b'{"a\\n\xff":1,"mod\\u0065l":"m"}'
+    assert generate(body) == b'{"a\\n\xff":1}'
+    assert chat(body) == b'{"model":"served","a\\n\xff":1}'

@@ -147,5 +147,8 @@ def _value_end(body: bytes, at: int, left: int) -> tuple[int, int]:
 def _name(quoted: bytes) -> bytes:
     if b"\\" not in quoted:
         return quoted[1:-1]
-    name: str = json.loads(quoted)
+    try:
+        name: str = json.loads(quoted)
+    except UnicodeDecodeError:
+        return quoted  # in quotation marks it is like no name that is looked for
     return name.encode("utf-8", "surrogatepass")
