@@ -287,9 +287,10 @@ def test_a_role_without_models_is_503():
     assert named.status == 400
 
 
-def test_an_address_that_is_no_url_is_503():
+@pytest.mark.parametrize("address", ["10.0.0.1:1", "http://a..b:80", "http://nowhere.invalid:80"])
+def test_an_address_that_nothing_can_be_sent_to_is_503(address):
     async def scenario():
-        broken = RoleReplica("m/0", "10.0.0.1:1", ReplicaState.READY)
+        broken = RoleReplica("m/0", address, ReplicaState.READY)
         async with role(content(RoleModel("m", ReplicaState.READY, replicas=(broken,)))) as front:
             answer = await front.ask(GENERATE, b"{}")
             assert front.in_flight == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import select
+import socket
 
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.upstream import Upstream
@@ -38,13 +40,16 @@ class UpstreamPool:
     async def connect(self, place: Place) -> Upstream:
         """A new one. Raises `OSError`, of which `TimeoutError` is one."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.limits.connect_timeout_s):
-            _, upstream = await loop.create_connection(
-                lambda: Upstream(loop, place.key, self, self._heads),
-                place.host,
-                place.port,
-                ssl=place.tls,
-            )
+        try:
+            async with asyncio.timeout(self.limits.connect_timeout_s):
+                _, upstream = await loop.create_connection(
+                    lambda: Upstream(loop, place.key, self, self._heads),
+                    place.host,
+                    place.port,
+                    ssl=place.tls,
+                )
+        except (socket.gaierror, UnicodeError) as error:
+            raise OSError(errno.EHOSTUNREACH, "the host's name is not known") from error
         return upstream
 
     def put(self, upstream: Upstream) -> None:
