@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from phalanx.checkpoints import checkpoint_dir, checkpoint_names
 from phalanx.engine.engine import Engine
 from phalanx.errors import InvalidRequestError
 from phalanx.schema.control import (
@@ -87,8 +88,10 @@ class WeightOperations:
             )
 
     async def load(self, path: str, version: str | None, *, abort: bool = False) -> None:
-        """Put the weights of a checkpoint directory in."""
-        await self._put(LoadWeights(path, version), abort=abort)
+        """Put the weights of a checkpoint in: a directory, or a name that a server starts with."""
+        self.check_dynamic()
+        directory = await asyncio.to_thread(_directory, path)
+        await self._put(LoadWeights(directory, version), abort=abort)
 
     async def replace(
         self, tensors: Mapping[str, torch.Tensor], version: str | None, *, abort: bool = False
@@ -188,6 +191,11 @@ class WeightOperations:
                 f"the engine refused {type(op).__name__} in the state that it is in; nothing has "
                 "changed, see memory and internal_states in /server_info"
             )
+
+
+def _directory(path: str) -> str:
+    """What is no known name the engine looks at, and says what is wrong with it."""
+    return str(checkpoint_dir(path)) if path in checkpoint_names() else path
 
 
 def _shaped(values: list[float], shape: tuple[int, ...]) -> Numbers:
