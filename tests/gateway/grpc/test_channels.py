@@ -3,73 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import pytest
 
 from phalanx.gateway.grpc.channels import Channels
-from phalanx.gateway.grpc.rpc_error import RpcError
 from phalanx.gateway.grpc.upstream import NotConnectedError
 from phalanx.gateway.http2 import frames
-from phalanx.gateway.http2.frames import ErrorCode, Setting
+from phalanx.gateway.http2.frames import ErrorCode
 from phalanx.gateway.http2.header_blocks import written
-from phalanx.routing.endpoint import Endpoint
+from phalanx.routing.endpoint import Endpoint, Scheme
 from phalanx.wire.robot_inference import NOT_STARTED
+from tests.gateway.grpc.scripted import ask, failed, scripted, silent
 from tests.gateway.http2.peer import Peer
-from tests.gateway.policy_servers import HOST, FakePolicyServer, answer_to, request, run
+from tests.gateway.policy_servers import FakePolicyServer, answer_to, request, run
 
 Code = grpc.StatusCode
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def ask(channels: Channels, endpoint: Endpoint, within_s: float = 30.0) -> bytes:
-    return (await channels.infer(endpoint, request(), now_s() + within_s))[0]
-
-
-@contextmanager
-def silent() -> Iterator[tuple[socket.socket, Endpoint]]:
-    """An address that takes connections and says nothing."""
-    with socket.socket() as listening:
-        listening.bind((HOST, 0))
-        listening.listen()
-        yield listening, Endpoint.parse(f"{HOST}:{listening.getsockname()[1]}")
-
-
-@asynccontextmanager
-async def scripted(**settings: int) -> AsyncIterator[tuple[Channels, Endpoint, asyncio.Queue]]:
-    """A server that does what the test does with the `Peer` of each of its connections."""
-    peers: asyncio.Queue[Peer] = asyncio.Queue()
-    made: list[Peer] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer)
-        made.append(peer)
-        assert await peer.preface() == frames.PREFACE
-        peer.send(frames.settings({Setting[name]: value for name, value in settings.items()}))
-        await peers.put(peer)
-
-    listener = await asyncio.start_server(serve, HOST, 0)
-    endpoint = Endpoint.parse(f"{HOST}:{listener.sockets[0].getsockname()[1]}")
-    channels = Channels(lambda: frozenset({endpoint}))
-    try:
-        yield channels, endpoint, peers
-    finally:
-        await channels.close()
-        listener.close()
-        for peer in made:
-            await peer.close()
-
-
-async def failed(asking: asyncio.Future[bytes]) -> RpcError:
-    with pytest.raises(RpcError) as caught:
-        await asking
-    return caught.value
 
 
 def test_the_connection_of_a_server_that_is_gone_is_closed():
@@ -196,11 +145,12 @@ def test_one_that_leaves_does_not_take_the_connection_from_others():
 
 def test_a_host_name_that_is_not_known_is_told():
     async def scenario():
-        endpoint = Endpoint.parse("no-such-host.invalid:50063")
-        channels = Channels(lambda: frozenset({endpoint}))
-        with pytest.raises(NotConnectedError, match="its host name is not known"):
-            await ask(channels, endpoint)
-        await channels.close()
+        for host in ("no-such-host.invalid", "no..host"):
+            endpoint = Endpoint(Scheme.GRPC, host, 50063)
+            channels = Channels(lambda endpoint=endpoint: frozenset({endpoint}))
+            with pytest.raises(NotConnectedError, match="its host name is not known"):
+                await ask(channels, endpoint)
+            await channels.close()
 
     run(scenario())
 
@@ -220,9 +170,38 @@ def test_a_server_that_takes_one_request_at_a_time_gets_as_many_connections():
 
 def test_a_server_that_takes_no_requests_is_not_connected():
     async def scenario():
-        async with scripted(MAX_CONCURRENT_STREAMS=0) as (channels, endpoint, _):
+        async with scripted(MAX_CONCURRENT_STREAMS=0) as (channels, endpoint, peers):
             with pytest.raises(NotConnectedError, match="it takes no requests"):
                 await ask(channels, endpoint)
+            await (await peers.get()).ended()
+
+    run(scenario())
+
+
+def test_who_waits_for_a_server_that_is_gone_meanwhile_is_told_so():
+    """It may listen still, and greet."""
+
+    async def scenario():
+        second = FakePolicyServer()
+        with silent() as (listening, first):
+            live = {first}
+            channels = Channels(lambda: frozenset(live), connect_timeout_s=30.0)
+            asking = asyncio.ensure_future(ask(channels, first))
+            taken, _ = await asyncio.to_thread(listening.accept)
+            live.clear()
+            live.add(await second.start())
+            await ask(channels, second.endpoint)
+            peer = Peer(*await asyncio.open_connection(sock=taken))
+            peer.send(frames.settings({}))
+            with pytest.raises(NotConnectedError, match="it takes no requests"):
+                await asking
+            await peer.ended()
+            listening.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+            await peer.close()
+            await channels.close()
+        await second.stop()
 
     run(scenario())
 
@@ -303,6 +282,8 @@ HEAD = written(((b":status", b"200"), (b"content-type", b"application/grpc")))
         ([(HEAD + written(((b"grpc-status", b"0"),)), None)], Code.INTERNAL, "one message"),
         ([(HEAD + written(((b"grpc-status", b"99"),)), None)], Code.UNKNOWN, ""),
         ([(HEAD + written(((b"grpc-status", b"x"),)), None)], Code.UNKNOWN, ""),
+        ([(HEAD + written(((b"grpc-status", b"1" * 5000),)), None)], Code.UNKNOWN, ""),
+        ([(written(((b":status", b"9" * 5000),)), None)], Code.UNKNOWN, "HTTP status 999"),
         (
             [(HEAD, b"\x01\0\0\0\x01x"), (written(((b"grpc-status", b"0"),)), None)],
             Code.INTERNAL,

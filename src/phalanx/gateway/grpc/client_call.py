@@ -18,16 +18,16 @@ from phalanx.wire.robot_inference import NOT_STARTED
 Code = grpc.StatusCode
 Answer = tuple[bytes, Metadata]
 
-_CODES = {code.value[0]: code for code in Code}
+_CODES = {str(code.value[0]).encode(): code for code in Code}
 _OF_HTTP = {
-    400: Code.INTERNAL,
-    401: Code.UNAUTHENTICATED,
-    403: Code.PERMISSION_DENIED,
-    404: Code.UNIMPLEMENTED,
-    429: Code.UNAVAILABLE,
-    502: Code.UNAVAILABLE,
-    503: Code.UNAVAILABLE,
-    504: Code.UNAVAILABLE,
+    "400": Code.INTERNAL,
+    "401": Code.UNAUTHENTICATED,
+    "403": Code.PERMISSION_DENIED,
+    "404": Code.UNIMPLEMENTED,
+    "429": Code.UNAVAILABLE,
+    "502": Code.UNAVAILABLE,
+    "503": Code.UNAVAILABLE,
+    "504": Code.UNAVAILABLE,
 }
 _OF_RESET: dict[int | None, Code] = {
     None: Code.UNAVAILABLE,
@@ -103,7 +103,7 @@ class ClientCall:
         if number is None:
             raise _without_status(http_status)
         metadata = metadata_of(last)
-        code = _CODES.get(int(number)) if number.isdigit() else None
+        code = _CODES.get(number)
         if code is not Code.OK:
             details = message_text(value_of(last, b"grpc-message") or b"")
             raise RpcError(code or Code.UNKNOWN, details, metadata)
@@ -125,5 +125,5 @@ def _without_status(http_status: bytes | None) -> RpcError:
     shown = (http_status or b"no").decode("ascii", "replace")
     if http_status == b"200":
         return RpcError(Code.UNKNOWN, "the server's answer has no grpc-status")
-    code = _OF_HTTP.get(int(shown), Code.UNKNOWN) if shown.isdigit() else Code.UNKNOWN
-    return RpcError(code, f"the server answered with HTTP status {shown}")
+    code = _OF_HTTP.get(shown, Code.UNKNOWN)
+    return RpcError(code, f"the server answered with HTTP status {shown:.20}")

@@ -49,7 +49,7 @@ class Upstream:
     async def connected(self) -> Connection:
         """A connection that takes a call. All who wait for one wait for the same.
 
-        Raises `NotConnectedError`.
+        Raises `NotConnectedError`, also to those who still wait when it is left.
         """
         while (connection := self.ready()) is None:
             if self._opening is None:
@@ -91,15 +91,14 @@ class Upstream:
             if isinstance(error, TimeoutError):
                 words = f"it took no connection within {self._how.timeout_s:g} s"
                 raise NotConnectedError(words) from None
-            if isinstance(error, socket.gaierror):
+            if isinstance(error, (socket.gaierror, UnicodeError)):
                 raise NotConnectedError("its host name is not known") from None
             if isinstance(error, OSError):
                 raise NotConnectedError("it refuses connections") from None
             raise
-        if not link.connection.can_open:
-            raise NotConnectedError("it takes no requests")
-        if self._left:
+        if self._left or not link.connection.can_open:
             link.connection.leave()
+            raise NotConnectedError("it takes no requests")
         self._links.append(link)
 
     def _opened(self, task: asyncio.Task[None]) -> None:
