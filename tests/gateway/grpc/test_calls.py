@@ -286,3 +286,14 @@ def test_the_words_of_a_status_are_cut_where_clients_would_not_take_them(words):
         await front.close()
 
     run(scenario())
+
+
+def test_a_call_whose_handler_was_cancelled_by_something_else_ends():
+    async def scenario():
+        async with echo() as served, client(served) as peer:
+            peer.call(1, b"x", calling("Quit"))
+            fields, _ = await peer.answered(1)
+            assert fields[b"grpc-status"] == b"1"
+            assert fields[b"grpc-message"] == b"the gateway has given the call up"
+
+    run(scenario())

@@ -42,7 +42,7 @@ class Echo:
     def service(self) -> Service:
         return Service(
             "test.Echo",
-            unary={"Say": self._say, "Hold": self._hold, "Fail": self._fail},
+            unary={"Say": self._say, "Hold": self._hold, "Fail": self._fail, "Quit": self._quit},
             collecting={"Sizes": self._sizes, "Slow": self._slow},
             stream={"Talk": self._talk, "Long": self._long},
         )
@@ -63,6 +63,9 @@ class Echo:
 
     async def _fail(self, data: bytes, context: Context) -> bytes:
         raise RuntimeError("a defect")
+
+    async def _quit(self, data: bytes, context: Context) -> bytes:
+        raise asyncio.CancelledError
 
     async def _sizes(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
         return b",".join([str(len(each)).encode() async for each in messages])

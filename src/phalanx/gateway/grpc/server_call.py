@@ -218,7 +218,7 @@ class ServerCall:
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            self._leave("CANCELLED")
+            self._finish(Status(grpc.StatusCode.CANCELLED, "the gateway has given the call up"))
         elif (error := task.exception()) is not None:
             logger.error("%s failed", self._method.path, exc_info=error)
             self._finish(Status(grpc.StatusCode.INTERNAL, "the gateway failed; its log tells why"))
