@@ -24,9 +24,9 @@ def two(tmp_path_factory):
 
 
 @contextmanager
-def training(directory, world=2, group="g", count=None):
+def training(directory, world=2, group="g", count=None, port=None):
     """A trainer that sends a checkpoint; yields how to join it."""
-    port = free_port()
+    port = free_port() if port is None else port
     command = [sys.executable, "-m", "tests.models.trainer", str(port), str(world), group]
     command += [str(directory / "model.safetensors"), *([] if count is None else [str(count)])]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
@@ -72,6 +72,18 @@ def test_a_trainer_that_ends_too_early_changes_nothing(two):
     assert answer(driven) == answer_of(first)
     with pytest.raises(InvalidRequestError, match="not joined"):
         driven.service.control(receive(second))
+
+
+def test_a_trainer_that_was_started_anew_is_joined_anew(two):
+    first, second = two
+    driven = drive(first)
+    with training(second, count=0) as join:
+        assert driven.service.control(join)
+    with training(second, port=join.master_port) as again:
+        assert again == join
+        assert driven.service.control(again)
+        assert driven.service.control(receive(second, "v2"))
+    assert answer(driven) == answer_of(second)
 
 
 @pytest.mark.parametrize(

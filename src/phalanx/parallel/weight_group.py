@@ -44,6 +44,7 @@ class WeightGroup:
             store: Store = dist.TCPStore(  # type: ignore[attr-defined] # public, not in __all__
                 host, port, world_size, False, timeout
             )
+            self._store = store
             for prefix in (name, f"{name}/", f"{device.type}/"):
                 store = PrefixStore(prefix, store)
             self._group = _backend(device, store, rank, world_size, timeout)
@@ -53,6 +54,15 @@ class WeightGroup:
                 f"{host}:{port} within {timeout_s:g} s: {first_line(error)}; see that the trainer "
                 "listens there and that every member joins"
             ) from error
+
+    @property
+    def stands(self) -> bool:
+        """Whether the trainer that made the group still has its store."""
+        try:
+            self._store.num_keys()
+        except RuntimeError:
+            return False
+        return True
 
     def receive(self, x: Tensor) -> None:
         """Fill the contiguous `x` with the trainer's next tensor, of the same shape and dtype.

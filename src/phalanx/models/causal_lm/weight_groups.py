@@ -47,12 +47,13 @@ class WeightGroups:
             )
 
     def join(self, op: JoinWeightGroup, rank: int) -> None:
-        """Join as the replica's rank `rank`; a group that was joined just so is kept.
+        """Join as the replica's rank `rank`; a group that was joined just so is kept, unless its
+        trainer has ended: another may have come in its place.
 
         Raises `PhalanxDistError`.
         """
         known = self._groups.get(op.group_name)
-        if known is not None and known[0] == op:
+        if known is not None and known[0] == op and known[1].stands:
             return
         self.leave(op.group_name)
         address = (op.master_address, op.master_port)
