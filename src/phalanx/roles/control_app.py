@@ -6,6 +6,7 @@ again joins it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,7 @@ from phalanx.roles.control_messages import (
     UpdateWeights,
 )
 from phalanx.roles.events import EventKind, EventLog
+from phalanx.roles.followers import NOTHING
 from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.encoded import EncodedDocuments
 
@@ -123,12 +125,21 @@ class ControlApi:
         return _json({"roles": list(self._managers), "epoch": self._epoch})
 
     async def document(self, request: Request) -> Response:
-        """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one."""
+        """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one. What
+        drains waits for a `follower`, by a name of its own, to have come so far.
+        """
         manager, after = self._manager(request), _whole(request, "after")
-        snapshot = manager.registry.snapshot
-        if after is not None and not self._closed:
-            epoch = request.query_params.get("epoch")
-            snapshot = await manager.registry.wait(after, _wait_s(request), epoch)
+        wait_s, registry = _wait_s(request), manager.registry
+        epoch = request.query_params.get("epoch", self._epoch)
+        follower = request.query_params.get("follower")
+        with contextlib.ExitStack() as asking:
+            if follower is not None:
+                seen = NOTHING if after is None or epoch != self._epoch else after
+                asking.enter_context(manager.followers.asking(follower, seen))
+            if after is None or self._closed:
+                snapshot = registry.snapshot
+            else:
+                snapshot = await registry.wait(after, wait_s, epoch)
         body = self._documents[manager.spec.role].of(snapshot).internal
         return Response(body, media_type=JSON)
 

@@ -16,10 +16,10 @@ from phalanx.roles.memory import NUM_TRIES, release, resume
 from phalanx.roles.quiescence import go_on, pause, quiet, run_dry
 from phalanx.roles.replica import Replica
 from phalanx.roles.residency import Residency
+from phalanx.roles.role_state import RoleState
 from phalanx.roles.router_link import RouterLink
 from phalanx.roles.weights import ModelWeights, holds_weights
 from phalanx.routing.roles.snapshot import ReplicaState
-from phalanx.schema.roles import DeploymentSpec
 
 TOKEN_TIMEOUT_S = 30.0
 """For an engine's first token."""
@@ -30,16 +30,16 @@ class Lifecycle:
 
     def __init__(
         self,
-        deployment: DeploymentSpec,
+        role: RoleState,
         weights: ModelWeights,
         router: RouterLink,
-        publish: Callable[[], None],
         lost: Callable[[Replica, str], None],
     ) -> None:
-        self._deployment = deployment
+        self._deployment = role.deployment
         self._weights = weights
         self._router = router
-        self._publish = publish
+        self._publish = role.publish
+        self._heard = role.heard
         self._lost = lost
 
     def withdraw(self, replicas: Iterable[Replica], detail: str = "") -> None:
@@ -169,6 +169,8 @@ class Lifecycle:
         await self._router.remove(replica)
         times = self._deployment
         limit_s = times.drain_timeout_s if timeout_s is None else timeout_s
+        if limit_s > 0:
+            await self._heard()
         await run_dry(replica, limit_s, times.offload_timeout_s)
 
     async def _rest(self, replica: Replica) -> None:

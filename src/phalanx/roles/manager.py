@@ -10,6 +10,7 @@ from phalanx.clock import Clock
 from phalanx.errors import ConfigurationError, PhalanxError, UnknownModelError
 from phalanx.roles.contracts import ALL_TAGS, Backends, Tag
 from phalanx.roles.events import EventKind, EventLog
+from phalanx.roles.followers import Followers
 from phalanx.roles.operations import Operations
 from phalanx.roles.pool import ModelPool
 from phalanx.roles.publication import role_content
@@ -43,7 +44,8 @@ class InferenceManager:
         """`registry` is the role's own, begun with `initial_content(spec)`."""
         self._registry = registry
         self._events = events or EventLog(clock)
-        self._role = RoleState(spec, backends, self._events, self._publish)
+        self.followers = Followers()
+        self._role = RoleState(spec, backends, self._events, self._publish, self._published)
         if not spec.deployment.start_asleep:
             self._role.wanted = ALL_TAGS
         self._operations = Operations(spec.role, self._role.lock)
@@ -227,6 +229,9 @@ class InferenceManager:
         after = self._registry.snapshot.revision
         if after != before:
             self._role.tell(EventKind.PUBLISHED, str(after))
+
+    async def _published(self) -> None:
+        await self.followers.have(self._registry.snapshot.revision)
 
     def _heard(self, pool: ModelPool, version: str) -> None:
         """Of a trainer's weights, which nobody has told the manager of: as if somebody had."""

@@ -37,7 +37,7 @@ class ModelPool:
         self.router = RouterLink(
             role.spec.role, model, role.backends.open_router, times.startup_timeout_s
         )
-        self.lifecycle = Lifecycle(times, self.weights, self.router, role.publish, self._lost)
+        self.lifecycle = Lifecycle(role, self.weights, self.router, self._lost)
         health = HealthWatch(role, self._lost, self._withdraw, self._has_version)
         self.maker = ReplicaMaker(role, model, self.lifecycle, self.router, self._lost, health.run)
         self.recovery = Recovery(role, model, self.maker, self.router)

@@ -13,7 +13,7 @@ from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.replica import Replica
 
 SETTLE_S = 0.2
-"""Readers of the snapshot hear of a drain in this time; what they had sent before is served."""
+"""What was sent before its sender heard of a drain arrives in this time, and is served."""
 
 
 async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) -> None:

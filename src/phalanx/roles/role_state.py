@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from phalanx.roles.contracts import ALL_TAGS, Backends, Tag
@@ -14,13 +14,15 @@ from phalanx.schema.roles import DeploymentSpec, InferenceRoleSpec
 @dataclass
 class RoleState:
     """`wanted` are the tags that replicas are to hold; with all of them, and not `drained`, the role
-    serves. `lock` is held by the operation that runs. `publish` shows what is; it is bound once.
+    serves. `lock` is held by the operation that runs. `publish` shows what is, and `heard` waits until
+    whoever sends requests knows of it; they are bound once.
     """
 
     spec: InferenceRoleSpec
     backends: Backends
     events: EventLog
     publish: Callable[[], None]
+    heard: Callable[[], Awaitable[None]]
     wanted: frozenset[Tag] = frozenset()
     drained: bool = False
     closed: bool = False

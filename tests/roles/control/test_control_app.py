@@ -292,6 +292,26 @@ def test_wrong_questions_are_named(target, says):
     run_virtual(scenario())
 
 
+def test_a_drain_waits_for_a_follower_to_ask_for_what_comes_after_it():
+    async def scenario():
+        async with running() as app:
+            await app.post("/v1/roles/genrm/activate")
+            path = "/v1/roles/genrm?follower=g"
+            revision = (await app.client.get(path)).json()["topology_revision"]
+            asked = f"{path}&epoch=e1&wait_s=20&after="
+            following = asyncio.create_task(app.client.get(f"{asked}{revision}"))
+            draining = asyncio.create_task(app.post("/v1/roles/genrm/drain"))
+            told = (await following).json()["topology_revision"]
+            await asyncio.sleep(1.0)
+            assert not draining.done()
+            following = asyncio.create_task(app.client.get(f"{asked}{told}"))
+            await asyncio.sleep(0.5)
+            assert draining.done()
+            following.cancel()
+
+    run_virtual(scenario())
+
+
 def test_a_body_that_is_no_json_or_too_large_is_refused():
     async def scenario():
         async with running() as app:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class ControlFollower:
         self._names_wanted = Alarm(clock)
         self._events: deque[ToldEvent] = deque(maxlen=NUM_EVENTS)
         self._address = f"{control.host}:{control.port}"
+        self._name = secrets.token_hex(8)
 
     @property
     def events(self) -> tuple[ToldEvent, ...]:
@@ -116,10 +118,10 @@ class ControlFollower:
                 self._note(role, "")
 
     async def _poll(self, role: str, seen: RoleSnapshot | None) -> RoleSnapshot:
-        target = f"/v1/roles/{quote(role, safe='')}"
+        target = f"/v1/roles/{quote(role, safe='')}?follower={self._name}"
         if seen is not None:
             epoch = quote(seen.epoch, safe="")
-            target += f"?epoch={epoch}&after={seen.revision}&wait_s={POLL_S:g}"
+            target += f"&epoch={epoch}&after={seen.revision}&wait_s={POLL_S:g}"
         snapshot = snapshot_of(decode_internal(await self._ask(target)))
         if snapshot.role != role:
             raise MalformedRequestError(f"it told of role {snapshot.role!r} instead of {role!r}")
