@@ -18,7 +18,7 @@ from phalanx.roles.role_state import RoleState
 from phalanx.roles.scaling import check_scale, recover, scale, unblock
 from phalanx.roles.together import all_to_their_ends, raise_failures
 from phalanx.roles.turning import activate, deactivate, drain, start, withdraw
-from phalanx.roles.updating import confirm, update
+from phalanx.roles.updating import confirm, update, word
 from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.schema.roles import InferenceRoleSpec
 
@@ -154,7 +154,8 @@ class InferenceManager:
         """A trainer has put `version` into the model's replicas itself: check it, and serve."""
         pool = self._pool(model)
         pool.weights.check_version(version)
-        await self._run("confirm weights", (model, version), lambda: confirm(pool, version))
+        given = word(pool)
+        await self._run("confirm weights", (model, version), lambda: confirm(pool, version, given))
 
     async def register_broadcast(self, model: str) -> int | None:
         """Have `model` follow versioned broadcasts, and tell the newest version (None: none yet).
@@ -240,11 +241,11 @@ class InferenceManager:
         hearing.add_done_callback(self._hearings.discard)
 
     async def _try_confirm(self, pool: ModelPool, version: str) -> None:
-        key = ("heard", pool.model.name, version)
+        key, given = ("heard", pool.model.name, version), word(pool)
         # It may not be everywhere yet, or be no version that the model could have.
         with contextlib.suppress(PhalanxError):
             pool.weights.check_version(version)
-            await self._operations.run(key, lambda: confirm(pool, version))
+            await self._operations.run(key, lambda: confirm(pool, version, given))
 
     def _pool(self, model: str) -> ModelPool:
         if model not in self._pools:

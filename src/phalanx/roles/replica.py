@@ -24,13 +24,14 @@ class ReplicaLostError(RoleOperationFailedError):
 
 
 class Replica:
-    """`weights` is the version that it holds for certain, None where nobody knows or none is there.
+    """`weights` is the version that it holds for certain, None where nobody knows or none is there;
+    `num_losses`: how often they were given back.
 
     `waits`: everything else is done, and a trainer's weights are missing. `runs`: whether the engine
     computes what arrives, None where nobody knows; `drained`: nothing ran when it was last asked.
     `routed`: its router may have it. `busy`: it is asked for something that may keep it from
-    answering its health check. `tells`: whether it can say what it holds. `blocked` says why nobody may touch it but `unblock` and `recover`.
-    `is_stopped`: none of its processes is left.
+    answering its health check. `tells`: whether it can say what it holds. `blocked` says why nobody
+    may touch it but `unblock` and `recover`. `is_stopped`: none of its processes is left.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Replica:
         self.residency = Residency()
         self.weights: str | None = None
         self.lost_weights: str | None = None
+        self.num_losses = 0
         self.waits = False
         self.runs: bool | None = True
         self.drained = False
@@ -144,6 +146,7 @@ class Replica:
         if self.weights is not None:
             self.lost_weights = self.weights
         self.weights = None
+        self.num_losses += 1
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from phalanx.errors import (
     PhalanxError,
     RoleOperationFailedError,
@@ -49,11 +51,21 @@ async def update(pool: ModelPool, target: WeightTarget) -> None:
     raise_failures(f"version {target.version!r} is not on every replica", failures)
 
 
-async def confirm(pool: ModelPool, version: str) -> None:
-    """A trainer has put `version` into the replicas. Where one that serves has another, or none has
-    it, nothing changes.
+Word = Mapping[Replica, int]
+"""Given of replicas: how often their weights had been lost by then, for it means none since."""
+
+
+def word(pool: ModelPool) -> Word:
+    """One that is given now."""
+    return {replica: replica.num_losses for replica in pool.replicas()}
+
+
+async def confirm(pool: ModelPool, version: str, given: Word) -> None:
+    """A trainer has put `version` into the replicas, which was its word when it was `given`. Where
+    one that serves has another, or none has it, nothing changes.
     """
-    said = {replica: await _said(replica) for replica in _asked(pool)}
+    meant = [each for each in _asked(pool) if given.get(each) == each.num_losses]
+    said = {replica: await _said(replica) for replica in meant}
     wrong = [
         f"{replica.engine_id} says {its!r}"
         for replica, its in said.items()

@@ -88,6 +88,29 @@ def test_what_an_engine_says_of_weights_that_were_lost_before_anybody_noticed_th
     run(scenario)
 
 
+def test_a_trainers_word_is_of_the_weights_that_were_there_when_it_was_given():
+    async def scenario():
+        c = case(trained("actor"), world=world(), health_interval_s=1000.0)
+        await c.manager.start()
+        c.engine().put_weights("1")
+        await c.manager.confirm_weights("m", "1")
+        sleeping = asyncio.create_task(c.manager.deactivate())
+        waking = asyncio.create_task(c.manager.activate())
+        await asyncio.sleep(0)
+        c.engine().put_weights("2")
+        with pytest.raises(RoleOperationRefusedError, match="'2'.*not there"):
+            await c.manager.confirm_weights("m", "2")
+        await asyncio.gather(sleeping, waking)
+        assert c.state() is ReplicaState.ONLOADING
+        # The same again is no old word.
+        c.engine().put_weights("2")
+        await c.manager.confirm_weights("m", "2")
+        assert c.state() is ReplicaState.READY
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("source", ["local", "actor"])
 def test_weights_that_somebody_else_has_released_are_brought_again(source):
     async def scenario():
