@@ -13,12 +13,13 @@ from phalanx.engine.dispatcher import RequestDispatcher
 from phalanx.engine.requests import RequestTable
 from phalanx.engine.resident_memory import rss_bytes
 from phalanx.engine.sinks import FutureSink
-from phalanx.errors import EngineAsleepError
+from phalanx.errors import EngineAsleepError, PhalanxError, RequestFailedError
 from phalanx.schema.control import (
     ALL_TAGS,
     CheckWeights,
     Continue,
     JoinWeightGroup,
+    LoadWeights,
     MemoryTag,
     Pause,
     PauseMode,
@@ -70,8 +71,14 @@ def scripted():
     dispatcher = RequestDispatcher(replicas, requests, 2)
     outcomes: list[object] = []
 
+    def outcome(op):
+        try:
+            return dispatcher.control(op)
+        except PhalanxError as error:
+            return error
+
     def begin(op):
-        thread = threading.Thread(target=lambda: outcomes.append(dispatcher.control(op)))
+        thread = threading.Thread(target=lambda: outcomes.append(outcome(op)))
         thread.start()
         await_call(replicas)
         return thread
@@ -186,6 +193,23 @@ def test_an_operation_that_one_replica_refuses_is_waited_for_on_all(scripted):
     replicas[1].answer(True)
     thread.join()
     assert outcomes == [False]
+
+
+def test_weights_that_one_replica_has_and_another_refuses_are_no_refusal(scripted):
+    _, replicas, outcomes, begin = scripted
+    thread = begin(LoadWeights("new", "v2"))
+    refusal = InvalidRequestError("it is not there", field="path")
+    replicas[0].answer(True)
+    replicas[1].answers[-1].set_exception(refusal)
+    thread.join()
+    thread = begin(LoadWeights("nowhere", "v2"))
+    for replica in replicas:
+        replica.answers[-1].set_exception(refusal)
+    thread.join()
+    [mixed, refused] = outcomes
+    assert isinstance(mixed, RequestFailedError)
+    assert str(mixed).startswith("1 of 2 replicas have the new weights")
+    assert refused is refusal
 
 
 def test_each_replica_joins_a_weight_group_at_ranks_of_its_own(scripted):

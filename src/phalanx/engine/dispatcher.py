@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -18,20 +18,30 @@ from phalanx.engine.executors.base import ReplicaExecutor
 from phalanx.engine.replicas import combined
 from phalanx.engine.requests import LiveRequest, RequestTable
 from phalanx.engine.sinks import CallerSink, Sink
-from phalanx.errors import EngineOverloadedError, InvalidRequestError
+from phalanx.errors import (
+    EngineOverloadedError,
+    InvalidRequestError,
+    RequestFailedError,
+    WeightUpdateError,
+)
 from phalanx.plugin import BatchingEntry, Entry
 from phalanx.schema.control import (
     ControlAnswer,
     ControlOp,
     JoinWeightGroup,
+    LoadWeights,
     MemoryTag,
     Question,
+    ReceiveWeights,
+    ReplaceWeights,
     Sleep,
     Wake,
     WeightAnswer,
 )
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import EngineMemory, EngineStatistics, LoopStatistics
+
+NEW_WEIGHTS = (LoadWeights, ReplaceWeights, ReceiveWeights)
 
 
 class RequestDispatcher:
@@ -140,13 +150,18 @@ class RequestDispatcher:
             self._requests.end_sleep()
 
     def _apply(self, op: ControlOp | Question) -> list[ControlAnswer]:
-        """What every replica answers, when the last one has; the first error of one is raised."""
+        """What every replica answers, when the last one has; the first error of one is raised.
+
+        `RequestFailedError` where some have new weights then and others have not.
+        """
         with self._control_lock:  # so that all replicas get operations in the same order
             answers = [
                 replica.control(_for_replica(op, index, self._num_ranks))
                 for index, replica in enumerate(self._replicas)
             ]
         wait(answers)
+        if isinstance(op, NEW_WEIGHTS):
+            _check_together(answers)
         return [answer.result() for answer in answers]
 
     def _settle(self) -> None:
@@ -157,6 +172,18 @@ class RequestDispatcher:
     def _loop(self) -> LoopStatistics:
         loop = combined([replica.loop_statistics for replica in self._replicas])
         return LoopStatistics() if loop is None else loop
+
+
+def _check_together(answers: Sequence[Future[ControlAnswer]]) -> None:
+    errors = [answer.exception() for answer in answers]
+    refused = [
+        error for error in errors if isinstance(error, InvalidRequestError | WeightUpdateError)
+    ]
+    if refused and None in errors:
+        raise RequestFailedError(
+            f"{errors.count(None)} of {len(errors)} replicas have the new weights and the others "
+            f"have the old ones; send them again, to all: {refused[0]}"
+        ) from refused[0]
 
 
 def _in_order(tags: frozenset[MemoryTag]) -> list[frozenset[MemoryTag]]:
