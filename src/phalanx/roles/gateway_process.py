@@ -153,7 +153,7 @@ class GatewayProcess:
             await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
             try:
                 await self.start()
-            except (ConfigurationError, EngineUnavailableError) as error:
+            except (ConfigurationError, EngineUnavailableError, OSError) as error:
                 failures += 1
                 logger.error("the gateway cannot be started anew: %s", error)
             else:

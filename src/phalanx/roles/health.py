@@ -81,8 +81,21 @@ class HealthWatch:
             # Whoever did that has paused it. Without a cache nothing runs, nor can that be asked.
             replica.runs, replica.drained = None, Tag.KV_CACHE not in held
             self._withdraw(replica, "somebody else has released its memory")
+        elif replica.is_external and _was_started_anew(replica, version):
+            self._lost(
+                replica,
+                f"it says that it has weights {version!r} instead of {replica.weights!r}: somebody"
+                " has started it anew",
+            )
         elif version is not None and version not in (replica.weights, _old(replica)):
             self._has_version(replica, version)
+
+
+def _was_started_anew(replica: Replica, version: str | None) -> bool:
+    """Whether one that has named its weights has those again that engines start with."""
+    if version is not None and version == replica.weights:
+        replica.names_weights = True
+    return replica.names_weights and version == INITIAL_VERSION != replica.weights
 
 
 def _old(replica: Replica) -> str:

@@ -30,8 +30,9 @@ class Replica:
     `waits`: everything else is done, and a trainer's weights are missing. `runs`: whether the engine
     computes what arrives, None where nobody knows; `drained`: nothing ran when it was last asked.
     `routed`: its router may have it. `busy`: it is asked for something that may keep it from
-    answering its health check. `tells`: whether it can say what it holds. `blocked` says why nobody
-    may touch it but `unblock` and `recover`. `is_stopped`: none of its processes is left.
+    answering its health check. `tells`: whether it can say what it holds; `names_weights`: it has
+    said that it has the version in `weights`, or one before. `blocked` says why nobody may touch it
+    but `unblock` and `recover`. `is_stopped`: none of its processes is left.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Replica:
         self.routed = False
         self.busy = False
         self.tells = True
+        self.names_weights = False
         self.blocked = ""
         self.detail = ""
         self.is_stopped = False

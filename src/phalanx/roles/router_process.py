@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx import settings
+from phalanx.errors import ConfigurationError
 from phalanx.roles.child_process import ChildProcess, Command, ProcessHost
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.engine_command import ListenAddress
@@ -150,12 +151,14 @@ class RouterProcess:
 
     async def _successor(self, router: SGLangRouter, name: str, timeout_s: float) -> ChildProcess:
         while True:
-            child = self._host.start(self._command, self._log_file)
+            child = None
             try:
+                child = self._host.start(self._command, self._log_file)
                 await _answering(router, name, timeout_s, child)
-            except EngineCallError as error:
+            except (EngineCallError, ConfigurationError, OSError) as error:
                 logger.error("%s", error)
-                await child.stop(0.0)
+                if child is not None:
+                    await child.stop(0.0)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return child

@@ -202,10 +202,10 @@ class SGLangEngine:
             raise EngineCallError(
                 f"{where}: no answer within {timeout_s} s; it may still be done", uncertain=True
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise EngineCallError(
-                f"{where}: the connection was lost before the answer: {_words(error)}; it may have"
-                " been done",
+                f"{where}: the connection was lost, or the answer cannot be read: {_words(error)};"
+                " it may have been done",
                 uncertain=True,
             ) from error
 

@@ -194,7 +194,7 @@ class SGLangRouter:
             raise EngineCallError(
                 f"{where}: no connection: {error}", uncertain=False, gone=True
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise EngineCallError(
                 f"{where}: no answer: {error or type(error).__name__}", uncertain=True
             ) from error

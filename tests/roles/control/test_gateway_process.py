@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -64,8 +65,10 @@ def test_keys_are_in_a_file_for_this_user_alone_and_not_in_the_command(tmp_path)
 
 
 @asynccontextmanager
-async def process(given: GatewayLaunch) -> AsyncIterator[tuple[GatewayProcess, asyncio.Queue[str]]]:
-    host, changes = ProcessHost(), asyncio.Queue()
+async def process(
+    given: GatewayLaunch, host: ProcessHost | None = None
+) -> AsyncIterator[tuple[GatewayProcess, asyncio.Queue[str]]]:
+    host, changes = host or ProcessHost(), asyncio.Queue()
     gateway = GatewayProcess(given, host, changes.put_nowait)
     try:
         yield gateway, changes
@@ -113,6 +116,39 @@ def test_a_killed_gateway_is_started_anew_at_the_same_address(tmp_path):
                 second = await pid_at(gateway.url)
                 assert second != first
                 first = second
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+class Crowded(ProcessHost):
+    """Of a machine that has no place for further processes for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = 0
+
+    def start(self, *args, **kwargs):
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return super().start(*args, **kwargs)
+
+
+def test_a_machine_that_has_no_place_for_it_is_asked_again(tmp_path):
+    async def scenario():
+        host = Crowded()
+        async with process(launch(tmp_path), host) as (gateway, changes):
+            await gateway.start()
+            running = asyncio.create_task(gateway.run())
+            host.refusals = 1
+            os.kill(await pid_at(gateway.url), signal.SIGKILL)
+            assert "was killed by SIGKILL" in await changes.get()
+            again = asyncio.create_task(changes.get())
+            await asyncio.wait((running, again), return_when=asyncio.FIRST_COMPLETED)
+            assert not running.done()
+            assert await again == "the gateway is there again"
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

@@ -136,6 +136,7 @@ def test_each_call_is_one_request(name):
         (httpx.WriteTimeout("slow"), True, False),
         (httpx.ReadError("reset"), True, False),
         (httpx.RemoteProtocolError("left"), True, False),
+        (httpx.DecodingError("it is no gzip"), True, False),
         (httpx.ConnectTimeout("slow"), False, False),
         (httpx.ConnectError("no route"), False, False),
     ],

@@ -253,6 +253,26 @@ def test_an_external_engine_that_comes_back_is_used_again():
     run(scenario)
 
 
+def test_an_external_engine_that_was_started_anew_gets_its_weights_again():
+    """It has not missed a health check; only its version tells."""
+    external = EngineGroupSpec(1, engine=EngineKind.EXTERNAL, urls=("http://a:1",))
+
+    async def scenario():
+        c = case(lasting(engine_groups=(external,), weight_source="local"), health_interval_s=5.0)
+        await c.manager.start()
+        await c.manager.update_weights("m", "/v/7", "7")
+        await asyncio.sleep(20.0)
+        c.engine().version = "default"
+        await c.until(lambda: c.state() is ReplicaState.DEAD)
+        assert "'default' instead of '7'" in c.shown().detail
+        await c.until(lambda: c.state() is ReplicaState.READY)
+        assert (c.engine().loads, c.engine().version) == (["7", "7"], "7")
+        await c.manager.shutdown()
+        await c.world.close()
+
+    run(scenario)
+
+
 def test_a_recovery_does_not_publish_what_a_drain_has_forbidden_meanwhile():
     async def scenario():
         c = case(lasting(replicas=2))
