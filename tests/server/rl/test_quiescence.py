@@ -4,7 +4,14 @@ import asyncio
 
 from phalanx.schema.control import PauseMode
 from phalanx.server.lifecycle import Lifecycle, Phase
+from phalanx.server.live import LiveRequests
 from phalanx.server.operations.quiescence import Quiescence
+from phalanx.server.operations.undertakings import Undertakings
+from phalanx.server.operations.weights import WeightOperations
+
+
+class NoEngine:
+    """Nothing is asked of it."""
 
 
 def started() -> tuple[Lifecycle, Quiescence]:
@@ -94,6 +101,27 @@ def test_whoever_leaves_while_waiting_lets_the_others_in():
             working.cancel()
             await asyncio.wait((working,))
             await lifecycle.admitted()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_is_the_second_callers_though_the_first_one_leaves():
+    async def scenario() -> None:
+        lifecycle, quiescence = started()
+        shared = (quiescence, Undertakings())
+        weights = WeightOperations(NoEngine(), LiveRequests(bool), *shared, dynamic=True)
+        with lifecycle.answering():
+            first, second = (asyncio.create_task(weights.begin()) for _ in range(2))
+            await turns()
+            first.cancel()
+            await asyncio.wait((first,))
+        await second
+        entering = asyncio.create_task(lifecycle.admitted())
+        await turns()
+        assert quiescence.in_session
+        assert not entering.done()
+        assert await weights.end(None)
+        await entering
 
     asyncio.run(scenario())
 

@@ -121,14 +121,9 @@ class WeightOperations:
     async def begin(self) -> None:
         """Updates until `end` belong together: no request sees a part of them."""
         self.check_dynamic()
-        had_begun = self._quiescence.in_session
-        self._quiescence.open_session()
-        try:
-            await self._quiescence.settled()
-        except asyncio.CancelledError:
-            if not had_begun:  # whoever began it has left
-                self._quiescence.close_session()
-            raise
+        # Held for this caller alone while it waits: it may leave, and another wait as well.
+        async with self._quiescence.quiet():
+            self._quiescence.open_session()
 
     async def end(self, version: str | None) -> bool:
         """Let requests in again; False where nothing had begun."""
