@@ -13,7 +13,12 @@ from phalanx.engine.dispatcher import RequestDispatcher
 from phalanx.engine.requests import RequestTable
 from phalanx.engine.resident_memory import rss_bytes
 from phalanx.engine.sinks import FutureSink
-from phalanx.errors import EngineAsleepError, PhalanxError, RequestFailedError
+from phalanx.errors import (
+    EngineAsleepError,
+    EngineOverloadedError,
+    PhalanxError,
+    RequestFailedError,
+)
 from phalanx.schema.control import (
     ALL_TAGS,
     CheckWeights,
@@ -23,6 +28,7 @@ from phalanx.schema.control import (
     MemoryTag,
     Pause,
     PauseMode,
+    ReplaceWeights,
     SetWeightVersion,
     Sleep,
     Wake,
@@ -45,9 +51,14 @@ class ScriptedReplica:
     ops: list[object] = field(default_factory=list)
     loop_statistics: LoopStatistics = field(default_factory=LoopStatistics)
     called: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    refusal: Exception | None = None
+    """What it raises at once."""
 
     def control(self, op):
         self.ops.append(op)
+        if self.refusal is not None:
+            self.called.release()
+            raise self.refusal
         self.answers.append(Future())
         self.called.release()
         return self.answers[-1]
@@ -210,6 +221,18 @@ def test_weights_that_one_replica_has_and_another_refuses_are_no_refusal(scripte
     assert isinstance(mixed, RequestFailedError)
     assert str(mixed).startswith("1 of 2 replicas have the new weights")
     assert refused is refusal
+
+
+def test_weights_for_which_one_replica_has_no_room_are_waited_for_on_the_others(scripted):
+    _, replicas, outcomes, begin = scripted
+    replicas[1].refusal = EngineOverloadedError("no shared memory is left")
+    thread = begin(ReplaceWeights({}, "v2"))
+    assert thread.is_alive()
+    replicas[0].answer(True)
+    thread.join()
+    [mixed] = outcomes
+    assert isinstance(mixed, RequestFailedError)
+    assert str(mixed).endswith("send them again, to all: no shared memory is left")
 
 
 def test_each_replica_joins_a_weight_group_at_ranks_of_its_own(scripted):

@@ -21,6 +21,7 @@ from phalanx.engine.sinks import CallerSink, Sink
 from phalanx.errors import (
     EngineOverloadedError,
     InvalidRequestError,
+    PhalanxError,
     RequestFailedError,
     WeightUpdateError,
 )
@@ -41,7 +42,8 @@ from phalanx.schema.control import (
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import EngineMemory, EngineStatistics, LoopStatistics
 
-NEW_WEIGHTS = (LoadWeights, ReplaceWeights, ReceiveWeights)
+_NEW_WEIGHTS = (LoadWeights, ReplaceWeights, ReceiveWeights)
+_REFUSALS = (InvalidRequestError, WeightUpdateError, EngineOverloadedError)
 
 
 class RequestDispatcher:
@@ -156,11 +158,11 @@ class RequestDispatcher:
         """
         with self._control_lock:  # so that all replicas get operations in the same order
             answers = [
-                replica.control(_for_replica(op, index, self._num_ranks))
+                _asked(replica, _for_replica(op, index, self._num_ranks))
                 for index, replica in enumerate(self._replicas)
             ]
         wait(answers)
-        if isinstance(op, NEW_WEIGHTS):
+        if isinstance(op, _NEW_WEIGHTS):
             _check_together(answers)
         return [answer.result() for answer in answers]
 
@@ -174,11 +176,19 @@ class RequestDispatcher:
         return LoopStatistics() if loop is None else loop
 
 
+def _asked(replica: ReplicaExecutor, op: ControlOp | Question) -> Future[ControlAnswer]:
+    """The answer to come of one replica, which may also refuse at once: others were asked already."""
+    try:
+        return replica.control(op)
+    except PhalanxError as error:
+        refused: Future[ControlAnswer] = Future()
+        refused.set_exception(error)
+        return refused
+
+
 def _check_together(answers: Sequence[Future[ControlAnswer]]) -> None:
     errors = [answer.exception() for answer in answers]
-    refused = [
-        error for error in errors if isinstance(error, InvalidRequestError | WeightUpdateError)
-    ]
+    refused = [error for error in errors if isinstance(error, _REFUSALS)]
     if refused and None in errors:
         raise RequestFailedError(
             f"{errors.count(None)} of {len(errors)} replicas have the new weights and the others "
