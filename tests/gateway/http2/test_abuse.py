@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 
 import pytest
 
@@ -145,29 +147,41 @@ def test_streams_beyond_those_allowed_are_refused_and_not_many_of_them():
     run(scenario())
 
 
-def test_a_client_that_asks_and_does_not_read_is_given_up():
+def test_a_client_that_measures_the_line_with_pings_is_served():
+    """As those of Go do: one for each frame of data that they get."""
+
     async def scenario():
-        limits = {"wasted_burst": 10**9, "max_written_bytes": 100_000}
+        async with echo(**FEW) as served, client(served) as peer:
+            for number in range(50):
+                peer.call(2 * number + 1, b"x")
+                await peer.answered(2 * number + 1)
+                peer.send(frame(PING, bytes(8)))
+                await peer.next(PING)
+
+    run(scenario())
+
+
+def refused_call(number: int) -> bytes:
+    return frames.headers(2 * number + 1, written(calling("No" * 100)), 16384, last=True)
+
+
+@pytest.mark.parametrize("ask", [lambda number: frame(PING, bytes(8)), refused_call])
+def test_a_client_that_asks_and_does_not_read_is_given_up(ask):
+    async def scenario():
+        limits = {"wasted_burst": 10**9, "max_written_bytes": 100_000, "linger_s": 0.02}
         async with echo(**limits) as served:
-            lost = asyncio.Event()
-
-            class Deaf(asyncio.Protocol):
-                def connection_made(self, transport):
-                    transport.pause_reading()
-                    self.transport = transport
-                    transport.write(frames.PREFACE + frame(SETTINGS))
-
-                def connection_lost(self, error):
-                    lost.set()
-
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
             loop = asyncio.get_running_loop()
-            _, deaf = await loop.create_connection(Deaf, HOST, served.port)
-            pings = frame(PING, bytes(8)) * 4000
-            while not lost.is_set() and not deaf.transport.is_closing():
-                deaf.transport.write(pings)
-                await asyncio.sleep(0)
-            deaf.transport.abort()
-            await lost.wait()
+            await loop.sock_connect(deaf, (HOST, served.port))
+            await loop.sock_sendall(deaf, frames.PREFACE + frame(SETTINGS))
+            numbers = itertools.count()
+            with pytest.raises(ConnectionError):
+                while True:
+                    asked = b"".join(map(ask, itertools.islice(numbers, 1000)))
+                    await loop.sock_sendall(deaf, asked)
+            deaf.close()
 
     run(scenario())
 

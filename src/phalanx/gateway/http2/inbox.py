@@ -172,7 +172,8 @@ class Inbox:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has another length than 8")
-        self._allowance.spend("pings")
+        if not self._outbox.take_ping():
+            self._allowance.spend("pings")
         if not flags & ACK:
             self._outbox.control(frames.ping(payload, answer=True))
 
@@ -207,6 +208,7 @@ class Inbox:
                 # Sent before the peer knew that the stream is over.
                 self._allowance.spend("headers of streams that are over")
                 return
+            self._outbox.check_read()
             stream = self._events.requested(block.stream_id, headers)
             if stream is None:
                 self._allowance.spend("streams beyond those allowed")

@@ -127,12 +127,26 @@ class Outbox:
         self._waiting: dict[int, Outgoing] = {}
         self._paused = False
         self._greeted = False
+        self._data_bytes = 0
+        self._pings_due = 0
 
     def control(self, frame: bytes) -> None:
         """Write a frame that no window holds back; a peer that does not read them is given up."""
+        self.check_read()
+        self.write((frame,))
+
+    def check_read(self) -> None:
+        """Raises `ConnectionFault` where the peer asks for more and leaves too much unread."""
         if self._transport.get_write_buffer_size() > self._max_written_bytes:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the peer asks and does not read")
-        self.write((frame,))
+
+    def take_ping(self) -> bool:
+        """Whether a ping of the peer is due to data that it got: some measure the line with one for
+        each frame.
+        """
+        due = self._pings_due > 0
+        self._pings_due -= due
+        return due
 
     def write(self, parts: Iterable[Buffer]) -> None:
         """Write these, together with what else is written in this turn of the event loop."""
@@ -143,6 +157,7 @@ class Outbox:
     def write_out(self) -> None:
         """Write now what this turn has gathered."""
         out, self._out = self._out, []
+        self._data_bytes = 0
         if out and not self._transport.is_closing():
             self._transport.writelines(out)
 
@@ -200,8 +215,8 @@ class Outbox:
         outgoing.window += num_bytes
         if outgoing.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "the stream's window is too large")
-        if stream_id in self._waiting:
-            self._flush_waiting()
+        if stream_id in self._waiting and not self._write_turns(outgoing):
+            self._waiting.pop(stream_id, None)
 
     def peer_settings(self, first_window: int, max_frame_bytes: int) -> None:
         """The peer has changed what it takes; streams that are open are told too."""
@@ -242,12 +257,12 @@ class Outbox:
 
     def _flush_waiting(self) -> None:
         """A turn for each of them, until all have written what they may."""
-        while self._waiting and not self._paused and self._window > 0:
+        while self._waiting and not self._paused:
             wrote = False
             for stream_id, outgoing in list(self._waiting.items()):
                 if stream_id not in self._waiting:
                     continue
-                wrote |= outgoing.window > 0 or not outgoing.pieces
+                wrote |= min(self._window, outgoing.window) > 0 or not outgoing.pieces
                 self._write_turn(outgoing)
                 if not outgoing.waits:
                     self._waiting.pop(stream_id, None)
@@ -276,6 +291,8 @@ class Outbox:
             room -= num_bytes
             self._window -= num_bytes
             outgoing.window -= num_bytes
+            self._data_bytes += num_bytes
+            self._pings_due += 1
         if not outgoing.pieces and outgoing.waits:
             trailers = outgoing.finish()
             if trailers is not None:
@@ -286,6 +303,8 @@ class Outbox:
         if out:
             outgoing.moved = True
             self.write(out)
+            if self._data_bytes >= _TURN_BYTES:
+                self.write_out()
         if not outgoing.pieces:
             outgoing.wake()
         if outgoing.closed:
