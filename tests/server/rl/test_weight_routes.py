@@ -380,3 +380,10 @@ def test_bodies_that_bring_weights_have_a_limit_of_their_own(first_dir):
         post(client, TENSOR, body)
         refused = post(client, TENSOR, {**body, "padding": "x" * 20_000}, 413)
         assert "max_weights_bytes=20000" in refused.json()["message"]
+
+
+def test_a_static_server_reads_no_more_of_weights_than_of_anything(first_dir):
+    server = {"weight_source": "static", "max_request_bytes": 2000}
+    with serving(first_dir, server=server) as running, running.client() as client:
+        refused = post(client, TENSOR, {"serialized_named_tensors": ["x" * 4000]}, 413)
+        assert "max_request_bytes=2000" in refused.json()["message"]

@@ -56,7 +56,8 @@ class WeightOperations:
         self._live = live
         self._quiescence = quiescence
         self._undertakings = undertakings
-        self._dynamic = dynamic
+        self.dynamic = dynamic
+        """Whether other weights than the checkpoint's are taken."""
         self.replaced = False
         """Whether other weights than the checkpoint's have been put in."""
 
@@ -81,7 +82,7 @@ class WeightOperations:
 
     def check_dynamic(self) -> None:
         """Refuse, where the server is static, whatever would change its weights."""
-        if not self._dynamic:
+        if not self.dynamic:
             raise InvalidRequestError(
                 "this server serves the weights of its checkpoint alone (weight_source=static) and "
                 "takes no others; start it with --weight-source dynamic for a model that is trained"

@@ -59,7 +59,9 @@ class WeightRoutes:
         return answer
 
     async def from_tensor(self, request: Request) -> Response:
-        return await self._bulky.control(request, WEIGHTS, self._from_tensor)
+        # What refuses them need not read gigabytes first.
+        answering = self._bulky if self._weights.dynamic else self._answering
+        return await answering.control(request, WEIGHTS, self._from_tensor)
 
     async def by_name(self, request: Request) -> Response:
         return await self._answering.control(request, SGLANG, self._by_name)
