@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from phalanx.roles.calls import CALL_TIMEOUT_S, Deadline, PollPause, attempt, insist
+from phalanx.roles.calls import CALL_TIMEOUT_S, MAX_GONE, Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.replica import Replica
 
@@ -19,16 +19,25 @@ SETTLE_S = 0.2
 async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) -> None:
     """Wait until nothing runs; what still does after `timeout_s` is aborted.
 
-    Raises `EngineCallError` where it cannot be made sure in `quiet_timeout_s` more.
+    Raises `EngineCallError` where it cannot be made sure in `quiet_timeout_s` more, or nobody listens
+    there.
     """
     deadline = Deadline(timeout_s)
     if timeout_s > 0:
         await asyncio.sleep(SETTLE_S)
-    poll = PollPause()
+    poll, num_gone = PollPause(), 0
+    what = f"{replica.engine_id}: is it idle"
     while not deadline.passed:
-        if await _seems_idle(replica):
-            replica.drained = True
-            return
+        try:
+            if await attempt(replica.engine.is_idle, what, CALL_TIMEOUT_S):
+                replica.drained = True
+                return
+            num_gone = 0
+        except EngineCallError as error:
+            # A passing fault, unless nobody listens any more; it is asked again until the deadline.
+            num_gone = num_gone + 1 if error.gone else 0
+            if num_gone == MAX_GONE:
+                raise
         await poll.rest()
     await quiet(replica, Deadline(quiet_timeout_s))
 
@@ -63,11 +72,3 @@ async def go_on(replica: Replica, deadline: Deadline) -> None:
         replica.drained = False
         await insist(replica.engine.go_on, f"{replica.engine_id}: continue", deadline)
         replica.runs = True
-
-
-async def _seems_idle(replica: Replica) -> bool:
-    what = f"{replica.engine_id}: is it idle"
-    try:
-        return await attempt(replica.engine.is_idle, what, CALL_TIMEOUT_S)
-    except EngineCallError:
-        return False  # a passing fault; it is asked again until the deadline

@@ -221,6 +221,24 @@ def test_recover_is_refused_for_one_that_serves_and_waits_for_the_wake_of_one_th
     run(scenario)
 
 
+@pytest.mark.parametrize("operation", ["drain", "deactivate", "shutdown"])
+def test_one_that_nobody_listens_at_any_more_is_not_waited_for(operation):
+    """As where a hurried end of the job kills the processes while their manager drains."""
+
+    async def scenario():
+        c = case(model(replicas=2), drain_timeout_s=500.0, health_interval_s=1000.0)
+        await c.manager.start()
+        for engine_id in ("m/0", "m/1"):
+            c.engine(engine_id).end()
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        await getattr(c.manager, operation)()
+        assert loop.time() - before_s < 10.0
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 def test_a_death_during_a_deactivate_is_no_failure_of_it():
     async def scenario():
         c = case(model(replicas=2))
