@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 
 import pytest
@@ -32,7 +33,7 @@ from phalanx.gateway.http2.frames import (
 from phalanx.gateway.http2.header_blocks import written
 from tests.gateway.http2.echo import calling, client, echo
 from tests.gateway.http2.peer import FIELDS, Peer, message
-from tests.gateway.policy_servers import run
+from tests.gateway.policy_servers import HOST, run
 
 Code = ErrorCode
 
@@ -319,6 +320,37 @@ def test_a_gateway_that_leaves_looks_at_no_more_streams_and_says_so():
             served.release.set()
             assert (await peer.answered(1))[1] == message(b"x")
             await peer.ended()
+            await peer.close()
+            await leaving
+
+    run(scenario())
+
+
+def test_the_last_answer_of_a_gateway_that_leaves_is_read_by_a_client_that_says_something():
+    """It is still on its way when the gateway has written all of it."""
+
+    async def scenario():
+        hello = frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 24})
+        async with echo() as served:
+            slow = socket.socket()
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+            slow.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(slow, (HOST, served.port))
+            peer = Peer(*await asyncio.open_connection(sock=slow, limit=16_384))
+            peer.send(frames.PREFACE + hello + frames.window_update(0, 1 << 24))
+            body = bytes(500_000)
+            peer.call(1, body, calling("Hold"))
+            await served.until(held=1)
+            leaving = asyncio.ensure_future(served.close(600.0))
+            await peer.next(GOAWAY)
+            served.release.set()
+            data, frame = b"", await peer.next(HEADERS)
+            while not frame.last:
+                frame = await peer.next(DATA, HEADERS)
+                data += frame.payload if frame.kind == DATA else b""
+                peer.send(frames.window_update(0, 1) + frames.ping(bytes(8)))
+            assert data == message(body)
+            await peer.close()
             await leaving
 
     run(scenario())

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self.leaving = False
         self._role, self._limits, self._owner = role, limits, owner
         self._over = False
+        self._said_all = False
         self._ready = False
         self._last_told: int | None = None
         self._preface_left = b"" if role.client else PREFACE
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._owner.made(made)
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._over or self._said_all:
             return
         self._keepalive.heard()
         try:
@@ -193,13 +194,21 @@ class Connection(asyncio.Protocol):
         return data[len(wanted) :]
 
     def _close_if_done(self) -> None:
-        if self.leaving and not self._over and not len(self.streams):
-            self._close()
+        if self.leaving and not (self._over or self._said_all or len(self.streams)):
+            self._said_all = True
+            self._keepalive.close()
+            self._greeting.cancel()
+            self._close(half=not self._role.client)
 
-    def _close(self) -> None:
-        """Let what was written be read, for a while."""
-        self.streams.outbox.write_out()
-        self._transport.close()
+    def _close(self, *, half: bool = False) -> None:
+        """Let what was written be read, for a while. A client that still sends, if only windows,
+        would lose it by a close: `half` waits for its own, and drops what comes until then.
+        """
+        self.streams.outbox.finish()
+        if half and self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
         asyncio.get_running_loop().call_later(self._limits.linger_s, self._transport.abort)
 
     def _goodbye(self, code: ErrorCode, words: str = "") -> None:

@@ -127,6 +127,7 @@ class Outbox:
         self._waiting: dict[int, Outgoing] = {}
         self._paused = False
         self._greeted = False
+        self._finished = False
         self._data_bytes = 0
         self._pings_due = 0
 
@@ -158,8 +159,13 @@ class Outbox:
         """Write now what this turn has gathered."""
         out, self._out = self._out, []
         self._data_bytes = 0
-        if out and not self._transport.is_closing():
+        if out and not (self._finished or self._transport.is_closing()):
             self._transport.writelines(out)
+
+    def finish(self) -> None:
+        """As `write_out`, for the last time: what is written later is dropped."""
+        self.write_out()
+        self._finished = True
 
     def open(self, stream_id: int) -> Outgoing:
         outgoing = self._streams[stream_id] = Outgoing(stream_id, self._first_window)
