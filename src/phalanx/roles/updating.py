@@ -23,8 +23,8 @@ _TAKES_WEIGHTS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ONLOAD
 async def update(pool: ModelPool, target: WeightTarget) -> None:
     """Load `target` into every replica that has memory for it; the others get it when they wake.
 
-    Where all of them refuse it nothing has changed. Otherwise those that did not take it serve no
-    more: they are blocked, and those that died meanwhile come back with it.
+    Where all of them that live refuse it nothing has changed. Otherwise those that did not take it
+    serve no more: they are blocked, and those that died meanwhile come back with it.
     """
     before, pool.weights.target = pool.weights.target, target
     held = {replica: replica.weights for replica in _asked(pool)}
@@ -40,7 +40,8 @@ async def update(pool: ModelPool, target: WeightTarget) -> None:
             failed[replica] = error
 
     await all_to_their_ends(bring(replica) for replica in held)
-    if failed and all(replica in failed and replica.weights == held[replica] for replica in held):
+    alive = [replica for replica in held if replica.is_alive]
+    if alive and all(each in failed and each.weights == held[each] for each in alive):
         pool.weights.target = before
         text = "; ".join(str(error) for error in failed.values())
         raise RoleOperationFailedError(f"nothing has changed: {text}")

@@ -206,6 +206,24 @@ def test_the_same_update_again_loads_nothing():
     run(scenario)
 
 
+def test_an_update_that_all_who_live_refuse_is_not_what_the_dead_come_back_with():
+    async def scenario():
+        c = case(trained(replicas=2, fault_tolerance_enabled=True))
+        await c.manager.start()
+        c.world.faults.next("load_weights", [Fault.REFUSED, Fault.CRASH])
+        with pytest.raises(RoleOperationFailedError, match="nothing has changed"):
+            await c.manager.update_weights("m", "/nowhere", "1")
+        await c.until(lambda: {c.state("m/0"), c.state("m/1")} == {ReplicaState.READY})
+        assert c.registry.snapshot.content.models[0].weight_version == "default"
+        assert {c.shown(f"m/{n}").weight_version for n in (0, 1)} == {"default"}
+        assert all(
+            "1" not in engine.loads for engine in c.world.running if engine.launch.generation > 1
+        )
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
 def test_an_update_that_all_refuse_changes_nothing():
     async def scenario():
         c = case(trained(replicas=2))
