@@ -86,12 +86,13 @@ class VllmRoutes:
     async def _sleep(self, query: Query, body: bytes) -> dict[str, object]:
         wanted = wire.parse_sleep(query, body)
         had_paused = self._generation.paused
-        if not had_paused:
-            # Noted first: whoever asked may leave while the pause goes on, and ask again.
-            self._paused_to_sleep = True
-            await self._pause_as(wanted.kind)
-        tags = frozenset() if wanted.level == 0 else wanted.tags or self._of_level(wanted.level)
         try:
+            if not had_paused:
+                # Noted first: whoever asked may leave while the pause goes on, and ask again.
+                self._paused_to_sleep = True
+                await self._pause_as(wanted.kind)
+            # Only now: weights may have come while running requests were waited for.
+            tags = frozenset() if wanted.level == 0 else wanted.tags or self._of_level(wanted.level)
             if tags:
                 await self._memory.release(tags)
         except PhalanxError:
