@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.roles.json_members import MAX_TOKENS
+from tests.gateway.http.running import HOST, Client
 from tests.gateway.roles.running import (
     CHAT,
     GENERATE,
@@ -329,3 +331,28 @@ def test_a_body_that_is_too_large_to_be_searched_is_refused():
             return front.gateway.servers.traffic.of("m/0").codes
 
     assert run(scenario()) == {"400": 4, "200": 4}
+
+
+def test_a_client_that_does_not_read_keeps_nobody_elses_answer():
+    """The engine's connection goes to whose turn is next, while that client is waited for."""
+    engine = Engine(answer=bytes(50_000))
+
+    async def scenario():
+        async with listening(engine) as ports, role(content(model("m", *ports))) as front:
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(deaf, (HOST, front.port))
+            num_asked = 0
+            while not front.in_flight:
+                await loop.sock_sendall(deaf, raw(GENERATE, b"{}"))
+                await engine.has_been_asked(2 * num_asked + 1)
+                assert (await front.ask(GENERATE, b"{}")).status == 200
+                num_asked += 1
+            client = Client(*await asyncio.open_connection(sock=deaf, limit=2**22))
+            for _ in range(num_asked):
+                assert (await client.answer()).body == engine.answer
+            client.close()
+
+    run(scenario())

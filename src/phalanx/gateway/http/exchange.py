@@ -53,6 +53,7 @@ class Exchange(Generic[WishT, ServerT]):
     _tunnel: Tunnel | None = None
     _sent_whole = False
     _keeps = False
+    _held = False
     _status = 0
 
     def __init__(
@@ -113,10 +114,12 @@ class Exchange(Generic[WishT, ServerT]):
             self._tunnel.close()
 
     def pause_response(self) -> None:
+        self._held = True
         if self._upstream is not None:
             self._upstream.transport.pause_reading()
 
     def resume_response(self) -> None:
+        self._held = False
         if self._upstream is not None:
             self._upstream.transport.resume_reading()
 
@@ -234,6 +237,8 @@ class Exchange(Generic[WishT, ServerT]):
             upstream.transport.write(out[0])
         else:
             _write(upstream.transport, out)
+        if self._held:
+            upstream.transport.pause_reading()
 
     def _begin_response(self, upstream: Upstream, out: list[Bytes]) -> ResponseBody:
         fields = self._way.answer_fields(self._wish)
@@ -248,6 +253,8 @@ class Exchange(Generic[WishT, ServerT]):
         """The response is whole."""
         if reusable and self._request.complete:
             self._upstream = None
+            if self._held:
+                upstream.transport.resume_reading()  # for whose turn is next
             self._upstreams.put(upstream)
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
