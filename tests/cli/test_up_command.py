@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cli.up_detached import up_detached
+from phalanx.roles.run_file import RunDirectory, RunRecord
 from tests.roles.launching.specs import write_tiny_llama
 
 JOB = """
@@ -113,3 +115,25 @@ def test_help_says_what_it_does_and_how_it_ends(run, monkeypatch):
     for words in ("--check", "--detach", "--name", "--set", "Exits with 0", "ROLES.yaml"):
         assert words in out
     assert "--detached" not in out
+
+
+def test_a_detached_start_is_not_taken_for_the_job_that_runs_already(folder, tmp_path, monkeypatch):
+    """Its own status is that of the process which it has started, and which was refused."""
+    monkeypatch.setenv("PHALANX_CACHE_DIR", str(tmp_path))
+    (folder / "roles.yaml").write_text(
+        "gateway: {http_port: 0}\n"
+        'roles: {rollout: {models: {m: {engine: external, urls: ["http://127.0.0.1:1"]}}}}\n'
+    )
+    with RunDirectory().claim("default") as file:
+        file.write(
+            RunRecord(
+                name="default",
+                pid=1,
+                control_url="http://c",
+                gateway_url="http://g",
+                config="r.yaml",
+                log_directory="logs",
+                started_wall_s=0.0,
+            )
+        )
+        assert up_detached(folder / "roles.yaml", "default", ()) == 2

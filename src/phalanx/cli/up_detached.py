@@ -25,17 +25,19 @@ def up_detached(config: Path, name: str, assigned: Sequence[str]) -> int:
         start_new_session=True,
     )
     assert process.stdout is not None
-    while True:
-        try:
-            # It closes its output once it is up, or by its end.
-            for line in process.stdout:
-                sys.stdout.buffer.write(line)
-                sys.stdout.flush()
-            break
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+    with process.stdout as said:
+        while True:
+            try:
+                # It closes its output once it is up, or by its end.
+                for line in said:
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+                break
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+    # Where the name is another job's, that one runs, and this one has ended.
     try:
-        RunDirectory().find(name)
+        is_up = RunDirectory().find(name).pid == process.pid
     except NoJobError:
-        return process.wait()
-    return 0
+        is_up = False
+    return 0 if is_up else process.wait()
