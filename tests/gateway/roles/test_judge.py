@@ -133,6 +133,8 @@ def test_i57_an_engines_own_request_passes_on_the_same_path():
         ({"stream": True}, "stream"),
         ({"sampling_params": {"n": 2}}, "n must be 1"),
         ({"sampling_params": [1]}, "sampling_params"),
+        ({"sampling_params": {"model": "other"}}, "give model beside them"),
+        ({"sampling_params": {"messages": []}}, "give messages beside them"),
         ({"model": "none"}, "no model 'none'"),
         ({"route_key": "none"}, "no route_key 'none'"),
     ],

@@ -66,6 +66,11 @@ def parse_judge_request(body: bytes) -> JudgeRequest:
     if not asked.messages:
         raise InvalidRequestError("messages is empty; send at least one", field="messages")
     sampling = asked.sampling_params or {}
+    for name in sampling.keys() & JudgeRequest.__struct_fields__:
+        raise InvalidRequestError(
+            f"sampling_params.{name} is no sampling parameter; give {name} beside them",
+            field="sampling_params",
+        )
     if bytes(sampling.get("n", b"1")) not in (b"1", b"null"):
         raise InvalidRequestError(
             "sampling_params.n must be 1: there is one response", field="sampling_params"
