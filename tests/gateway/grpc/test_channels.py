@@ -19,6 +19,7 @@ from tests.gateway.http2.peer import Peer
 from tests.gateway.policy_servers import FakePolicyServer, answer_to, request, run
 
 Code = grpc.StatusCode
+HEAD = written(((b":status", b"200"), (b"content-type", b"application/grpc")))
 
 
 def test_the_connection_of_a_server_that_is_gone_is_closed():
@@ -255,6 +256,21 @@ def test_a_stream_that_a_server_resets_has_started(code, status):
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "ending", [frames.rst_stream(1, ErrorCode.REFUSED_STREAM), frames.goaway(0, ErrorCode.NO_ERROR)]
+)
+def test_a_request_whose_answer_has_begun_has_started_whatever_its_server_says(ending):
+    async def scenario():
+        async with scripted() as (channels, endpoint, peers):
+            asking = asyncio.ensure_future(ask(channels, endpoint))
+            peer = await peers.get()
+            assert await peer.request() == 1
+            peer.send(frames.headers(1, HEAD, 16384) + ending)
+            assert (await failed(asking)).metadata == ()
+
+    run(scenario())
+
+
 def test_a_connection_that_is_lost_under_a_call_ends_it():
     async def scenario():
         async with scripted() as (channels, endpoint, peers):
@@ -267,9 +283,6 @@ def test_a_connection_that_is_lost_under_a_call_ends_it():
             assert error.details == "the connection was lost"
 
     run(scenario())
-
-
-HEAD = written(((b":status", b"200"), (b"content-type", b"application/grpc")))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class ClientCall:
             self._fail(error)
 
     def broken(self, code: int | None, words: str, *, started: bool) -> None:
-        if started:
+        if started or self._head is not None:
             self._fail(RpcError(_OF_RESET.get(code, Code.INTERNAL), words))
         else:
             self._fail(RpcError(Code.UNAVAILABLE, words, ((NOT_STARTED, "1"),)))
