@@ -133,6 +133,7 @@ def test_a_dead_replica_is_recovered_and_a_blocked_one_unblocked(job, run):
         ("weights rollout/student /no/such/dir --version 7", 2, "/no/such/dir"),
         ("weights rollout/student /tmp", 2, "give the weights a name with --version"),
         ("recover rollout/student/9", 2, "student/9"),
+        ("wake rollout --tags none", 2, "tag 'none' is not known; allowed: weights"),
         ("wake rollout --tags weigths", 2, "tag 'weigths' is not known; allowed: weights"),
         ("scale rollout 2", 2, "'rollout' must be ROLE/MODEL, as rollout/student"),
         ("recover rollout/student", 2, "must be ROLE/MODEL/N, as rollout/student/0"),

@@ -132,7 +132,7 @@ def unblock(
     role, engine_id = _replica(replica)
     body: dict[str, object] = {"engine_id": engine_id}
     if holds is not None:
-        body["holds"] = _tags(holds)
+        body["holds"] = [] if holds == "none" else _tags(holds)
     _ask(role, "unblock", body, JobAddress(name, control, key))
 
 
@@ -216,11 +216,9 @@ def _replica(given: str) -> tuple[str, str]:
 
 
 def _tags(given: str) -> list[str]:
-    """The tags in a list with commas; none of `none`."""
+    """The tags in a list with commas."""
     from phalanx.roles.contracts import Tag
 
-    if given == "none":
-        return []
     tags = [tag.strip() for tag in given.split(",")]
     for tag in tags:
         if tag not in list(Tag):
