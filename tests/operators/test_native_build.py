@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.device.operators.native_build import load_native_module
+from phalanx.device.operators.native_build import SOURCES, load_native_module
 
 CREATE = """
 import logging, sys, torch
@@ -78,7 +80,46 @@ def test_what_was_built_is_used_again(tmp_path, copying_compiler):
 
 @pytest.mark.long
 def test_processes_may_build_at_the_same_time(tmp_path, copying_compiler):
-    compiler, _ = copying_compiler
+    compiler, calls = copying_compiler
     processes = [start(tmp_path / "cache", str(compiler), "required") for _ in range(3)]
     assert all("operators native" in process.communicate()[0] for process in processes)
     assert len(list((tmp_path / "cache" / "operators").iterdir())) == 1
+    assert calls.read_text().split() == ["link"]
+
+
+@pytest.mark.long
+def test_a_process_waits_for_the_one_that_builds_and_uses_its_file(tmp_path, copying_compiler):
+    compiler, calls = copying_compiler
+    library = Path(load_native_module().__file__ or "")
+    cache = tmp_path / "cache"
+    (cache / "operators").mkdir(parents=True)
+    lock = os.open(cache / "operators.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    process = start(cache, str(compiler), "required")
+    assert process.stdout is not None
+    assert "waiting for another process" in process.stdout.readline()
+    shutil.copytree(library.parent, cache / "operators" / library.parent.name)
+    os.close(lock)
+    assert "operators native" in process.communicate()[0]
+    assert not calls.exists()
+
+
+@pytest.mark.long
+def test_a_builder_that_is_killed_does_not_block_the_next(tmp_path, copying_compiler):
+    compiler, _ = copying_compiler
+    begun, never = tmp_path / "begun", tmp_path / "never"
+    os.mkfifo(begun)
+    os.mkfifo(never)
+    told, held = os.open(begun, os.O_RDWR), os.open(never, os.O_RDWR)
+    stuck = tmp_path / "stuck"
+    stuck.write_text(f"#!/bin/sh\nexec < {never}\necho > {begun}\nread line\n")
+    stuck.chmod(0o755)
+    killed = start(tmp_path / "cache", str(stuck), "required")
+    for _ in SOURCES.glob("*.cpp"):
+        os.read(told, 1)  # that compiler has begun
+    killed.kill()
+    killed.communicate()
+    # Its compilers still run, and hold nothing.
+    assert "operators native" in run(tmp_path / "cache", str(compiler), "required")
+    os.close(held)  # which ends them
+    os.close(told)

@@ -1,21 +1,25 @@
 """Builds the C++ operators once for this torch and this CPU, and keeps them in the cache folder.
 
-The result appears under its final name whole (an atomic rename), so any number of processes may
-build at the same time; the first one wins and the others use its file.
+One process builds while others wait for it and then use its file, which appears under its final name
+whole (an atomic rename). Where files cannot be locked, each builds and the first one wins.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -112,8 +116,34 @@ def _build(folder: Path) -> None:
         )
     includes = [f"-I{path}" for path in cpp_extension.include_paths("cpu")]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths("cpu")]
-    logger.info("building the native operators with %s, once; this takes up to a minute", compiler)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.parent.with_suffix(".lock")):
+        if (folder / f"{MODULE}.so").exists():
+            return  # another process has built it meanwhile
+        logger.info(
+            "building the native operators with %s, once; this takes up to a minute", compiler
+        )
+        _build_with(compiler, includes, libraries, folder)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process of this machine is inside; one that is killed is so no longer."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process that builds the native operators")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            logger.info("%s cannot be locked (%s); others may build at the same time", path, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _build_with(compiler: str, includes: list[str], libraries: list[str], folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as scratch:
         finished = Path(scratch) / "finished"
         finished.mkdir()
