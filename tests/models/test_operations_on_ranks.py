@@ -9,6 +9,7 @@ from tests.models.operated_in_each_rank import (
     WANTED,
     changed_on_one_rank,
     every_way,
+    memory_of_the_slower_rank,
     no_room_on_one_rank,
     refusal_of_one_rank,
 )
@@ -58,6 +59,12 @@ def test_a_wake_for_which_one_rank_has_no_room_leaves_all_asleep(two_ranks, tmp_
     message, asleep = results[0]
     assert "rank 1 has no room" in message
     assert asleep == ["cuda_graph", "kv_cache", "weights"]
+
+
+def test_memory_is_free_on_all_ranks_when_a_sleep_returns_on_one(two_ranks, tmp_path):
+    first = save(tmp_path / "a", 0)
+    results = two_ranks.run(memory_of_the_slower_rank, first, tmp_path)
+    assert results == [[True, True], [True, True]]
 
 
 def test_all_ranks_wait_for_weights_that_one_cannot_bring_back(two_ranks, tmp_path):

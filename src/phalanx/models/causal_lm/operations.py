@@ -129,6 +129,7 @@ class Operations:
         if MemoryTag.KV_CACHE in fresh and not self._engine.at_rest():
             return False  # some of it is held for another engine
         self._give_back(fresh)
+        self._ranks.least([0])  # one rank answers, and memory is free on all of them when it does
         self._asleep |= fresh
         return True
 
