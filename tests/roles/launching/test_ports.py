@@ -77,3 +77,5 @@ def test_where_none_is_left_it_says_so():
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(ConfigurationError, match=r"host '192\.0\.2\.1'.*address of this machine"):
         ReservedPort("192.0.2.1")
+    with pytest.raises(ConfigurationError, match=r"host '192\.0\.2\.1'.*address of this machine"):
+        ReservedPort("192.0.2.1", exact=30000)
