@@ -199,6 +199,9 @@ class ControlProcess:
     async def _kill(self) -> None:
         await self._hurry.wait()
         self._say("stopping at once")
+        # First: a killed engine looks like one that is slow to answer.
+        for manager in self._managers.values():
+            manager.hurry("its job stops at once")
         await asyncio.gather(self._gateway.stop(hurry=True), self._machinery.kill())
 
     async def _end_tasks(self) -> None:

@@ -108,6 +108,12 @@ class InferenceManager:
         await asyncio.wait([ending])
         ending.result()
 
+    def hurry(self, reason: str) -> None:
+        """Have `shutdown`, running or to come, wait for no request: all replicas count as dead."""
+        self._role.closed = True
+        for pool in self._pools.values():
+            pool.abandon(reason)
+
     async def scale(self, model: str, replicas: int) -> None:
         """Have that many replicas of `model`.
 

@@ -12,7 +12,7 @@ from phalanx.roles.lifecycle import Lifecycle
 from phalanx.roles.maker import STOP_GRACE_S, ReplicaMaker
 from phalanx.roles.publication import model_shown
 from phalanx.roles.recovery import Recovery
-from phalanx.roles.replica import Replica
+from phalanx.roles.replica import Replica, ReplicaLostError
 from phalanx.roles.role_state import RoleState
 from phalanx.roles.router_link import RouterLink
 from phalanx.roles.slot import Slot
@@ -142,11 +142,18 @@ class ModelPool:
         if not all(gone):
             raise RoleOperationFailedError(f"{slot.engine_id}: {slot.remains[0].blocked}")
 
+    def abandon(self, reason: str) -> None:
+        """Its replicas count as dead: whoever waits for one waits no longer."""
+        for replica in tuple(self.replicas()):
+            self._lost(replica, reason)
+
     async def _drain_for_removal(self, replica: Replica, timeout_s: float | None) -> None:
         if replica.is_external or replica.blocked:
             return  # others may use it; or nobody can say what it does
         try:
             await self.lifecycle.drain(replica, timeout_s)
+        except ReplicaLostError:
+            return  # nothing runs there, and its death was told
         except RoleOperationError as error:
             self._tell(replica, f"it is stopped all the same: {error}")
 

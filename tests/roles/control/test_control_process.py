@@ -179,6 +179,26 @@ def test_a_second_stop_does_not_wait_for_them(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("point", ["is_idle", "pause"])
+def test_a_second_stop_does_not_wait_for_a_drain_that_gets_no_answer(tmp_path, point):
+    async def scenario():
+        drain_s = 1e6 if point == "is_idle" else 0.01
+        times = f"drain_timeout_s: {drain_s}, offload_timeout_s: 1e6"
+        async with fake_job(tmp_path, FILE.replace("drain_timeout_s: 60", times)) as job:
+            await job.process.start()
+            job.world.engine("student/0").send(3600.0)
+            job.world.faults.always(point, Fault.HANG)
+            closing = asyncio.create_task(job.process.close())
+            await until_asked(job, point)
+            job.process.stop(now=True)
+            await closing
+            told = [event.detail for event in job.process.events.after(0)]
+            assert "dead: its job stops at once" in told
+        assert job.world.running == ()
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_gateway_is_there_again_and_its_death_is_told(tmp_path):
     async def scenario():
         async with fake_job(tmp_path) as job:

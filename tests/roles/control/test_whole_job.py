@@ -138,6 +138,23 @@ def test_ctrl_c_at_any_stage_leaves_nothing(tmp_path, model, stage, status, time
         assert not any("Traceback" in line for line in job.lines)
 
 
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.long), True])
+def test_a_second_stop_while_it_drains_ends_it_at_once(tmp_path, model, busy):
+    file = job_file(tmp_path, model)
+    file.write_text(
+        file.read_text().replace("{health_interval_s: 0.5}", "{drain_timeout_s: 86400}")
+    )
+    with whole_job(file, tmp_path / "cache") as job:
+        job.ready()
+        if busy:  # it never comes to rest
+            os.kill(job.pid(" serve "), signal.SIGSTOP)
+        job.process.send_signal(signal.SIGINT)
+        job.until("rollout/student/0: draining")
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended() == 0, "".join(job.lines)
+        job.wait_until_gone()
+
+
 @pytest.mark.long
 def test_an_engine_that_cannot_start_is_told_of_and_nothing_stays(tmp_path, model):
     file = job_file(tmp_path, model)
