@@ -228,15 +228,9 @@ class Exchange(Generic[WishT, ServerT]):
             self._refuse(refusal)
             return
         self._sent_whole = request.complete
-        upstream.carry(
-            self,
-            without_body=request.method == "HEAD",
-            within_s=self._upstreams.limits.response_timeout_s,
-        )
-        if len(out) == 1:
-            upstream.transport.write(out[0])
-        else:
-            _write(upstream.transport, out)
+        within_s = self._upstreams.limits.response_timeout_s
+        upstream.carry(self, without_body=request.method == "HEAD", within_s=within_s)
+        _write(upstream.transport, out)
         if self._held:
             upstream.transport.pause_reading()
 
@@ -310,7 +304,9 @@ def _unreached(why: str, retry_after_s: int = 1) -> NoServerError:
 
 def _write(transport: asyncio.Transport, parts: list[Bytes]) -> None:
     """In one call to the system where that costs no copy of a large body."""
-    if sum(map(len, parts)) <= _JOINED:
+    if len(parts) == 1:
+        transport.write(parts[0])
+    elif sum(map(len, parts)) <= _JOINED:
         transport.write(b"".join(parts))
     else:
         for part in parts:
