@@ -81,6 +81,19 @@ def test_openai_routes_name_the_limit_that_was_sent(client):
         assert response.json()["error"]["param"] == name
 
 
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"max_new_tokens": -4}, "sampling_params.max_new_tokens"),
+        ({"max_new_tokens": "x"}, "sampling_params.max_new_tokens"),
+        ({"temprature": 1}, "sampling_params.temprature"),
+    ],
+)
+def test_a_refusal_of_generate_names_the_field(client, sampling, field):
+    answer = client.post("/generate", json={"text": "a", "sampling_params": sampling}).json()
+    assert (answer["error"] if "error" in answer else answer)["param"] == field
+
+
 def test_deeply_nested_json(client):
     body = b'{"custom_labels": ' + b"[" * 100_000
     refused(client.post("/generate", content=body))

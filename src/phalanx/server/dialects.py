@@ -37,8 +37,8 @@ class SGLangDialect:
 
     def body(self, error: PhalanxError, failure: Failure) -> bytes:
         if isinstance(error, (MalformedRequestError, BodyTooLargeError)):
-            return sglang.refusal_body(str(error), failure.status)
-        return sglang.failure_body(str(error))
+            return sglang.refusal_body(str(error), failure.status, _field(error))
+        return sglang.failure_body(str(error), _field(error))
 
     def stream_error(self, error: PhalanxError) -> bytes:
         # A part of the answer is with the client: sent again, the request would answer twice.
@@ -62,8 +62,7 @@ class OpenAIDialect:
     """The routes under `/v1`."""
 
     def body(self, error: PhalanxError, failure: Failure) -> bytes:
-        param = (error.field or None) if isinstance(error, InvalidRequestError) else None
-        return openai.error_body(str(error), failure.status, param=param, code=failure.code)
+        return openai.error_body(str(error), failure.status, param=_field(error), code=failure.code)
 
     def stream_error(self, error: PhalanxError) -> bytes:
         return openai.stream_error_line(str(error), failure_of(error).status) + DONE
@@ -89,6 +88,10 @@ SGLANG: Dialect = SGLangDialect()
 WEIGHTS: Dialect = WeightsDialect()
 OPENAI: Dialect = OpenAIDialect()
 ACTIONS: Dialect = ActionsDialect()
+
+
+def _field(error: PhalanxError) -> str | None:
+    return (error.field or None) if isinstance(error, InvalidRequestError) else None
 
 
 def dialect_of(path: str) -> Dialect:

@@ -88,6 +88,37 @@ def test_i41_the_gateways_refusals_are_raised_as_the_errors_they_are(error):
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too low", "param": "a.b"}},
+        {
+            "message": "too low",
+            "type": "Bad Request",
+            "code": 400,
+            "param": "a.b",
+            "object": "error",
+        },
+    ],
+    ids=("as OpenAI", "as SGLang"),
+)
+def test_a_refusal_that_names_a_field_has_it(body):
+    async def scenario():
+        async def refuse(request: Request) -> None:
+            request.answer(body, 400)
+
+        async with (
+            role() as gateway,
+            AsyncRoleClient(gateway.role_url, mode="gateway") as client,
+        ):
+            gateway.forward = refuse
+            with pytest.raises(InvalidRequestError, match="too low") as raised:
+                await client.generate(PAYLOAD)
+            assert raised.value.field == "a.b"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
     ("status", "headers", "kind"),
     [
         (503, {"retry_after": "7"}, NoServerError),

@@ -127,6 +127,8 @@ def test_i57_an_engines_own_request_passes_on_the_same_path():
     [
         ({"text": "x"}, "text"),
         ({"input_ids": [1]}, "input_ids"),
+        ({"max_tokens": 4}, "give it as sampling_params.max_new_tokens"),
+        ({"temperature": 0}, "give it as sampling_params.temperature"),
         ({"temperature": 1}, "temperature"),
         ({"messages": []}, "empty"),
         ({"messages": "x"}, "messages"),

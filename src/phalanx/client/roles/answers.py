@@ -42,6 +42,7 @@ _HINTS: Mapping[int, str] = {
 
 class _Told(msgspec.Struct, frozen=True):
     message: str = ""
+    param: str | None = None
     code: str | int | None = None
 
 
@@ -51,6 +52,7 @@ class _OpenAIError(msgspec.Struct, frozen=True):
 
 class _FlatError(msgspec.Struct, frozen=True):
     message: str
+    param: str | None = None
 
 
 _openai = msgspec.json.Decoder(_OpenAIError)
@@ -68,7 +70,8 @@ def failure_of(
     told = refusal_of(body)
     if told is not None:
         return told
-    message = f"{where} answered {status}: {_message(body)}"
+    said = _told(body)
+    message = f"{where} answered {status}: {said.message}"
     if status in _HINTS:
         return ConfigurationError(f"{message}; {_HINTS[status]}")
     retry_after = headers.get("retry-after", "")
@@ -77,6 +80,8 @@ def failure_of(
     kind = _CLASSES.get(status)
     if kind is None:
         kind = InvalidRequestError if 400 <= status < 500 else RequestFailedError
+    if issubclass(kind, InvalidRequestError):
+        return kind(message, field=said.param or "")
     return kind(message)
 
 
@@ -115,14 +120,14 @@ _value: msgspec.json.Decoder[JsonObject | list[JsonObject]] = msgspec.json.Decod
 )
 
 
-def _message(body: bytes) -> str:
-    """What the body says, in words."""
+def _told(body: bytes) -> _Told | _FlatError:
+    """What the body says in words, and of which field."""
     for decoder in (_openai, _flat):
         try:
             found = decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(found, _FlatError):
-            return found.message
-        return found.error if isinstance(found.error, str) else found.error.message
-    return body[:_MAX_SHOWN].decode("utf-8", "replace") or "nothing"
+            return found
+        return _Told(found.error) if isinstance(found.error, str) else found.error
+    return _Told(body[:_MAX_SHOWN].decode("utf-8", "replace") or "nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from phalanx.errors import InvalidRequestError, MalformedRequestError, RequestFailedError
 from phalanx.gateway.roles.routing_fields import RoutingFields
 from phalanx.routing.roles.snapshot import RoleModel
+from phalanx.schema.sampling import SamplingParams
 
 _CHAT_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -16,6 +18,11 @@ _CHAT_NAMES = {
     "sampling_seed": "seed",
 }
 """Of sampling parameters that chat completions call otherwise."""
+_GENERATE_NAMES = {
+    **{chat: own for own, chat in _CHAT_NAMES.items()},
+    "max_completion_tokens": "max_new_tokens",
+}
+_UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
 class JudgeRequest(RoutingFields, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +60,9 @@ def parse_judge_request(body: bytes) -> JudgeRequest:
     try:
         asked = _requests.decode(body)
     except msgspec.ValidationError as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown:
+            raise _unknown_field(unknown[1]) from None
         raise MalformedRequestError(
             f"a request with messages has the fields {', '.join(JudgeRequest.__struct_fields__)}:"
             f" {error}; send text or input_ids without messages",
@@ -76,6 +86,20 @@ def parse_judge_request(body: bytes) -> JudgeRequest:
             "sampling_params.n must be 1: there is one response", field="sampling_params"
         )
     return asked
+
+
+def _unknown_field(name: str) -> MalformedRequestError:
+    """Callers of chat completions send sampling parameters beside messages, by their names there."""
+    here = _GENERATE_NAMES.get(name, name)
+    if here in SamplingParams.__struct_fields__:
+        hint = f"; give it as sampling_params.{here}"
+    elif name in ("text", "input_ids"):
+        hint = "; send it without messages"
+    else:
+        hint = f"; there are {', '.join(JudgeRequest.__struct_fields__)}"
+    return MalformedRequestError(
+        f"a request with messages has no field {name!r} at /generate{hint}", field=name
+    )
 
 
 def chat_request(asked: JudgeRequest, model: RoleModel) -> bytes:

@@ -17,8 +17,9 @@ class _Refusal(msgspec.Struct, frozen=True):
     object: str = "error"
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
+    param: str | None = None
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -36,15 +37,18 @@ class _StreamFailure(msgspec.Struct, frozen=True):
     error: _StreamMessage
 
 
-def refusal_body(message: str, status: int) -> bytes:
-    """The body for a request whose form is wrong."""
+def refusal_body(message: str, status: int, param: str | None = None) -> bytes:
+    """The body for a request whose form is wrong, in its field `param` where that is known."""
     phrase = http.HTTPStatus(status).phrase
-    return msgspec.json.encode(_Refusal(message=message, type=phrase, code=status))
+    return msgspec.json.encode(_Refusal(message=message, type=phrase, code=status, param=param))
 
 
-def failure_body(message: str) -> bytes:
-    """The body for a request that was well formed and could not be served."""
-    return msgspec.json.encode(_Failure(_Message(message)))
+def failure_body(message: str, param: str | None = None) -> bytes:
+    """The body for a request that was well formed and could not be served.
+
+    SGLang has the message alone; `param` is the field whose value is at fault, where one is.
+    """
+    return msgspec.json.encode(_Failure(_Message(message, param)))
 
 
 def stream_error_line(message: str, status: int, *, retryable: bool) -> bytes:

@@ -57,7 +57,8 @@ def parse_generate(body: bytes) -> GenerateCall:
     count = len(texts if texts is not None else ids or ())
     rids = _rids(parsed.rid, count, batch)
     samplings = [
-        _sampling(one) for one in _each(parsed.sampling_params, count, batch, "sampling_params")
+        _sampling_params(one)
+        for one in _each(parsed.sampling_params, count, batch, "sampling_params")
     ]
     logprobs = _logprobs(parsed, count, batch)
     priorities = _each(parsed.priority, count, batch, "priority")
@@ -150,7 +151,17 @@ def _listed(values: list[T], count: int, batch: bool, name: str) -> list[T]:
     return values
 
 
-def _sampling(body: SamplingBody | None) -> SamplingParams:
+def _sampling_params(body: SamplingBody | None) -> SamplingParams:
+    """Refusals name the field as the whole body has it."""
+    try:
+        return sampling_params(body)
+    except InvalidRequestError as error:
+        error.field = f"sampling_params.{error.field}" if error.field else "sampling_params"
+        raise
+
+
+def sampling_params(body: SamplingBody | None) -> SamplingParams:
+    """What `sampling_params` asks for. Raises `InvalidRequestError` naming the field in it."""
     if body is None:
         return SamplingParams()
     given = {name: one for name, one in msgspec.structs.asdict(body).items() if one is not None}
