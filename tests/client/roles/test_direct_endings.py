@@ -172,9 +172,13 @@ def test_nobody_answers_at_all():
     async def scenario():
         url = f"{closed_port()}/teacher"
         async with AsyncRoleClient(url) as client:
-            with pytest.raises(EngineUnavailableError, match="discovery cannot be had from"):
+            with pytest.raises(NoServerError, match="discovery cannot be had from"):
                 await client.generate(PAYLOAD)
             with pytest.raises(NoServerError, match="cannot be reached"):
                 await client.engines()
+            with pytest.raises(
+                DeadlineExceededError, match=r"not ready within 0.02 s: .*cannot be reached"
+            ):
+                await client.wait_ready(timeout_s=0.02)
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.client import AsyncRoleClient, RoleClientSettings
-from phalanx.errors import EngineUnavailableError, NoServerError
+from phalanx.errors import ConfigurationError, EngineUnavailableError, NoServerError
 from tests.client.roles.published import PAYLOAD
 from tests.client.roles.servers import FakeEngine, FakeGateway, model
 
@@ -46,13 +46,37 @@ def test_a_certificate_is_trusted_where_the_settings_say_so_and_not_otherwise(ce
         for mode in ("direct", "gateway"):
             async with AsyncRoleClient(gateway.role_url, mode=mode, settings=settings) as client:
                 assert (await client.generate(PAYLOAD))["sent"] == PAYLOAD
-        async with AsyncRoleClient(gateway.role_url) as client:
-            with pytest.raises(EngineUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-                await client.generate(PAYLOAD)
-        async with AsyncRoleClient(gateway.role_url, mode="gateway") as client:
-            with pytest.raises(NoServerError, match="nothing was sent"):
-                await client.generate(PAYLOAD)
+        for mode in ("direct", "gateway", "auto"):
+            async with AsyncRoleClient(gateway.role_url, mode=mode) as client:
+                with pytest.raises(ConfigurationError, match=r"CERTIFICATE_VERIFY.*tls_root in"):
+                    await client.generate(PAYLOAD)
+                with pytest.raises(ConfigurationError, match="tls_root"):
+                    await client.wait_ready()
         await gateway.stop()
         await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_address_with_the_wrong_scheme_is_told_so(certificate):
+    _, serving = certificate
+
+    async def no_request(reader, writer):
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def scenario():
+        for tls, right, wrong in ((serving, "https", "http"), (None, "http", "https")):
+            server = await asyncio.start_server(no_request, "127.0.0.1", 0, ssl=tls)
+            url = f"{wrong}://127.0.0.1:{server.sockets[0].getsockname()[1]}/teacher"
+            async with AsyncRoleClient(url) as client:
+                with pytest.raises(NoServerError, match=f"begins with {right}://"):
+                    await client.generate(PAYLOAD)
+            async with AsyncRoleClient(url, mode="gateway") as client:
+                with pytest.raises(EngineUnavailableError, match=f"begins with {right}://"):
+                    await client.generate(PAYLOAD)
+            server.close()
+            await server.wait_closed()
 
     asyncio.run(scenario())

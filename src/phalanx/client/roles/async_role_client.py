@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +23,7 @@ from phalanx.client.roles.settings import (
 from phalanx.clock import Clock, SystemClock
 from phalanx.errors import (
     ConfigurationError,
+    DeadlineExceededError,
     EngineUnavailableError,
     RoleNotReadyError,
 )
@@ -154,20 +154,31 @@ class AsyncRoleClient:
         """The first snapshot in which the model takes requests of this client.
 
         It follows discovery, also where the gateway is not there yet. Raises `UnknownModelError`,
-        and `DeadlineExceededError` after `timeout_s`.
+        and `DeadlineExceededError` after `timeout_s`, saying what was missing.
         """
         self._refuse_engine("wait_ready")
         selector = RoleSelector(model, route_key)
         follower = self._calls.follower
         what = f"waiting for {self._url.base}"
-        async with self._running.call(self._end_s(timeout_s), what):
-            with suppress(EngineUnavailableError):  # it goes on asking
-                await follower.current()
-            while True:
-                snapshot = follower.mirror.snapshot
-                if follower.heard and self._takes(snapshot, selector):
-                    return snapshot
-                await follower.mirror.wait(snapshot.revision, None, snapshot.epoch)
+        missing = "it has not answered yet"
+        try:
+            async with self._running.call(self._end_s(timeout_s), what):
+                try:
+                    await follower.current()
+                except EngineUnavailableError as error:
+                    missing = str(error)  # it goes on asking
+                while True:
+                    snapshot = follower.mirror.snapshot
+                    if follower.heard:
+                        missing = self._missing(snapshot, selector)
+                        if not missing:
+                            return snapshot
+                    await follower.mirror.wait(snapshot.revision, None, snapshot.epoch)
+        except DeadlineExceededError as error:
+            raise DeadlineExceededError(
+                f"{self._url.base} was not ready within {self._timeout_s(timeout_s):g} s:"
+                f" {follower.lost or missing}"
+            ) from error
 
     async def close(self) -> None:
         """Requests that still run end with `EngineUnavailableError`. Again changes nothing."""
@@ -200,15 +211,18 @@ class AsyncRoleClient:
             lambda: self._calls.start(streaming), self._running, limit_s, self._what(request)
         )
 
-    def _takes(self, snapshot: RoleSnapshot, selector: RoleSelector) -> bool:
+    def _missing(self, snapshot: RoleSnapshot, selector: RoleSelector) -> str:
+        """Why the model takes no requests of this client; empty where it does."""
         try:
             if self.mode == "gateway":
                 # The gateway knows engines that are not shown to its clients.
-                return choose_model(snapshot, selector).state is ReplicaState.READY
+                model = choose_model(snapshot, selector)
+                ready = model.state is ReplicaState.READY
+                return "" if ready else f"{model.name!r} is {model.state}"
             resolve(snapshot, selector, direct=True)
-        except RoleNotReadyError:
-            return False
-        return True
+        except RoleNotReadyError as error:
+            return str(error)
+        return ""
 
     def _what(self, request: RoleRequest) -> str:
         return f"{self._url.base}{request.path}"

@@ -16,6 +16,7 @@ from phalanx.client.roles.settings import RoleClientSettings, bearer
 from phalanx.errors import (
     EngineUnavailableError,
     InvalidInputError,
+    NoServerError,
     PhalanxError,
     RequestFailedError,
 )
@@ -57,6 +58,11 @@ class RoleFollower:
         """Whether there is a snapshot."""
         return self.mirror.snapshot.revision != _UNHEARD
 
+    @property
+    def lost(self) -> str:
+        """Why the gateway cannot be asked; empty where it can, or has not been yet."""
+        return self._lost
+
     def start(self) -> None:
         """Follow from now on."""
         if "follow" not in self._tasks:
@@ -65,7 +71,7 @@ class RoleFollower:
     async def current(self) -> RoleSnapshot:
         """The newest snapshot that is known; asked for where there is none, or it was in doubt.
 
-        Raises `EngineUnavailableError` where there is none to be had, and `ConfigurationError`
+        Raises `NoServerError` where there is none to be had, and `ConfigurationError`
         where the gateway refuses to tell.
         """
         self.start()
@@ -150,10 +156,10 @@ class RoleFollower:
         self._lost = lost
 
 
-def _unheard(url: str, error: Exception) -> EngineUnavailableError:
-    return EngineUnavailableError(
-        f"discovery cannot be had from {url}: {error or 'it does not answer'}"
-    )
+def _unheard(url: str, error: Exception) -> NoServerError:
+    """Whatever discovery's request came to: the caller's own was not sent."""
+    why = str(error) or f"it has not answered for {GRACE_S:g} s"
+    return NoServerError(f"discovery cannot be had from {url}: {why}")
 
 
 def _jittered(seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import zlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,12 @@ import httpcore
 from phalanx.client.roles.answers import failure_of
 from phalanx.client.roles.kept_connections import KeptConnections
 from phalanx.client.roles.settings import RoleClientSettings
-from phalanx.errors import EngineUnavailableError, NoServerError, RequestFailedError
+from phalanx.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    NoServerError,
+    RequestFailedError,
+)
 from phalanx.wire.discovery import MAX_DOCUMENT_BYTES
 
 _GZIP = 31
@@ -89,12 +95,14 @@ class HttpExchange:
     def __init__(self, settings: RoleClientSettings) -> None:
         self._connections = KeptConnections(settings.tls())
         self._timeouts = {"timeout": {"connect": settings.connect_timeout_s}}
+        self._answered: set[str] = set()
 
     async def open(self, call: HttpCall) -> HttpAnswer:
         """Send it; returns when the head of an answer of status 2xx has come.
 
-        Raises `NotConnectedError` where nothing was sent, `EngineUnavailableError` where it was and
-        no answer came, and what the status says for another one.
+        Raises `NotConnectedError` where nothing was sent (`ConfigurationError` for a certificate that
+        is not trusted), `EngineUnavailableError` where it was and no answer came, and what the
+        status says for another one.
         """
         url = _parsed(call.url)
         request = httpcore.Request(
@@ -110,12 +118,13 @@ class HttpExchange:
         except BaseException as error:
             await self._connections.put_back(url, connection)
             if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
-                raise NotConnectedError(
-                    f"{call.url} cannot be reached ({_reason(error)}); nothing was sent"
-                ) from error
+                raise _not_connected(call.url, error) from error
             if isinstance(error, _FAILURES):
-                raise _lost(call.url, error) from error
+                is_new = url.scheme == b"http" and str(url.origin) not in self._answered
+                hint = "; where it serves TLS, its address begins with https://" if is_new else ""
+                raise _lost(call.url, error, hint) from error
             raise
+        self._answered.add(str(url.origin))
         answer = HttpAnswer(call.url, response, url, connection, self._connections)
         if 200 <= answer.status < 300:
             return answer
@@ -180,10 +189,31 @@ def _unpacked(where: str, body: bytes) -> bytes:
     return unpacked
 
 
-def _lost(url: str, error: BaseException) -> EngineUnavailableError:
+def _not_connected(url: str, error: BaseException) -> NotConnectedError | ConfigurationError:
+    tls = error
+    while not isinstance(tls, ssl.SSLError):
+        cause = tls.__cause__ or tls.__context__
+        if cause is None:
+            return NotConnectedError(
+                f"{url} cannot be reached ({_reason(error)}); nothing was sent"
+            )
+        tls = cause
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        return ConfigurationError(
+            f"{url} shows a certificate that is not trusted ({_reason(error)}); nothing was sent."
+            " Give the file with the certificate to trust as tls_root in RoleClientSettings, and a"
+            " host name that it is for"
+        )
+    return NotConnectedError(
+        f"{url} cannot be reached by TLS ({_reason(error)}); nothing was sent. Where it does not"
+        " serve TLS, its address begins with http://"
+    )
+
+
+def _lost(url: str, error: BaseException, hint: str = "") -> EngineUnavailableError:
     return EngineUnavailableError(
         f"{url} was lost while it had the request ({_reason(error)}); it may have run, so it is not"
-        " sent again"
+        f" sent again{hint}"
     )
 
 

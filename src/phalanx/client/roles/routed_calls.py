@@ -137,7 +137,7 @@ class RoutedCalls:
         """Raises `_NothingSentError` where no replica could be had, also after a second look."""
         try:
             snapshot = await self.follower.current()
-        except EngineUnavailableError as error:
+        except NoServerError as error:
             raise _NothingSentError(error) from error
         tried: frozenset[str] = frozenset()
         failure: NotConnectedError | None = None
