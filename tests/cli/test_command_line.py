@@ -33,6 +33,26 @@ def test_version(run):
     assert run("version") == (0, f"{__version__}\n", "")
 
 
+def test_the_package_runs_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_ctrl_c_while_the_command_loads_is_quiet():
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'phalanx.cli.doctor': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from phalanx.cli.main import main\nmain(['version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_help_loads_no_torch_and_no_http():
     program = (
         "import sys\nfrom phalanx.cli.main import main\n"

@@ -9,19 +9,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import typer
+try:
+    import typer
 
-from phalanx import __version__, settings
-from phalanx.cli.bench import bench_app
-from phalanx.cli.doctor import doctor
-from phalanx.cli.env import env
-from phalanx.cli.gateway import GatewayCommand, gateway
-from phalanx.cli.generate import generate
-from phalanx.cli.roles import down, drain, recover, scale, sleep, status, unblock, wake, weights
-from phalanx.cli.serve import serve
-from phalanx.cli.top import top
-from phalanx.cli.up import up
-from phalanx.errors import InvalidInputError, MissingDependencyError, PhalanxError
+    from phalanx import __version__, settings
+    from phalanx.cli.bench import bench_app
+    from phalanx.cli.doctor import doctor
+    from phalanx.cli.env import env
+    from phalanx.cli.gateway import GatewayCommand, gateway
+    from phalanx.cli.generate import generate
+    from phalanx.cli.roles import down, drain, recover, scale, sleep, status, unblock, wake, weights
+    from phalanx.cli.serve import serve
+    from phalanx.cli.top import top
+    from phalanx.cli.up import up
+    from phalanx.errors import InvalidInputError, MissingDependencyError, PhalanxError
+except KeyboardInterrupt:  # Ctrl-C right after the start, while all this is loaded
+    sys.exit(130)
 
 app = typer.Typer(
     name="phalanx",
@@ -58,3 +61,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"phalanx: {error}", file=sys.stderr)
         fixable = isinstance(error, (InvalidInputError, MissingDependencyError))
         sys.exit(2 if fixable else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
