@@ -81,6 +81,15 @@ def test_the_status_is_a_table_or_json(job, run):
     assert states(run, "rollout") == ["ready", "ready"]
 
 
+def test_the_status_has_whole_lines_where_it_is_no_terminal(job, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    job.in_its_loop(lambda: job.world.faults.always("resident", Fault.UNSENT))
+    job.world.faults.next("release", [Fault.UNANSWERED])
+    assert run("sleep", "genrm")[0] == 1
+    (below,) = [line for line in run("status")[1].splitlines() if "could not be put" in line]
+    assert len(below) > 60
+
+
 def test_a_role_is_drained_put_to_sleep_and_woken(job, run):
     code, out, err = run("drain", "rollout")
     assert (code, err) == (0, "")
@@ -137,6 +146,7 @@ def test_a_dead_replica_is_recovered_and_a_blocked_one_unblocked(job, run):
         ("wake rollout --tags weigths", 2, "tag 'weigths' is not known; allowed: weights"),
         ("scale rollout 2", 2, "'rollout' must be ROLE/MODEL, as rollout/student"),
         ("recover rollout/student", 2, "must be ROLE/MODEL/N, as rollout/student/0"),
+        ("status --watch --json", 2, "--watch and --json are both given"),
         ("status --name x", 1, "no job 'x' is running here; running: job"),
         ("status --name x --control http://h:1", 2, "give one"),
         ("status --control h:x", 2, "is not the address of a server"),

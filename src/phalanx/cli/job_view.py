@@ -17,6 +17,7 @@ from phalanx.roles.run_file import NoJobError
 from phalanx.wire.discovery import InternalDocument
 
 _WAIT_S = 5.0
+_WHOLE_LINES = 10_000
 
 
 def print_job(job: Job, *, as_json: bool) -> None:
@@ -24,20 +25,26 @@ def print_job(job: Job, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(job), indent=2).decode())
     else:
-        Console().print(job_table(job, SystemClock().wall_s()))
+        _console().print(job_table(job, SystemClock().wall_s()))
 
 
 def watch_job(client: ControlClient) -> None:
     """Show the job anew with each change, until Ctrl-C or its end."""
     clock, job = SystemClock(), client.job()
     try:
-        with frames(Console()) as show:
+        with frames(_console()) as show:
             while True:
                 show(job_table(job, clock.wall_s()))
                 client.events(job.last_event, _WAIT_S)
                 job = client.job()
     except KeyboardInterrupt:
         return
+
+
+def _console() -> Console:
+    """Where nobody looks, whoever reads it wants whole lines."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_WHOLE_LINES)
 
 
 def follow_to_the_end(client: ControlClient, job: Job) -> None:

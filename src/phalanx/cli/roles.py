@@ -59,6 +59,11 @@ def status(
     from phalanx.cli.control_client import find_job
     from phalanx.cli.job_view import print_job, watch_job
 
+    if watch and as_json:
+        raise ConfigurationError(
+            "--watch and --json are both given; programs ask again themselves, or wait at"
+            " GET /v1/events of its control_url"
+        )
     client = find_job(JobAddress(name, control, key))
     if watch:
         watch_job(client)

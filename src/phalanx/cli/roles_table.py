@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
@@ -22,19 +22,49 @@ STYLES = {
     "draining": "magenta",
     "sleeping": "blue",
 }
+_COLUMNS = ("role", "replica", "state", "starts", "weights", "in memory", "address")
+_GAP = "  "
 _LOGGED = re.compile(r"\S+Z +[A-Z]+ +\S+ (.*)")
 _SHORT = {"weights": "weights", "kv_cache": "KV", "cuda_graph": "graphs"}
 
 
 def job_table(job: Job, wall_s: float) -> RenderableType:
-    """The job as it is at `wall_s`."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("role", "replica", "state", "starts", "weights", "in memory", "address", ""):
-        table.add_column(name, overflow="fold", no_wrap=name in ("role", "replica", "state"))
-    for status in job.roles:
-        for row in _rows(status, wall_s):
-            table.add_row(*row)
-    return Group(Text(_title(job, wall_s), style="bold"), table)
+    """The job as it is at `wall_s`: a line a replica, and its detail on one below."""
+    rows = [row for status in job.roles for row in _rows(status, wall_s)]
+    cells = [Text.styled(name, "bold") for name in _COLUMNS]
+    widths = [
+        max(len(name), *(len(row.cells[at]) for row in rows)) if rows else len(name)
+        for at, name in enumerate(_COLUMNS)
+    ]
+    lines = [Text(_title(job, wall_s), style="bold"), _line(cells, widths)]
+    for row in rows:
+        lines.append(_line(row.cells, widths))
+        if row.detail:
+            lines.append(Text(f"{' ' * (widths[0] + len(_GAP))}{_GAP}{row.detail}"))
+    return Group(*lines)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A cell a column, and what is told below them."""
+
+    cells: tuple[Text, ...]
+    detail: str = ""
+
+
+def _row(*cells: str | Text, detail: str = "") -> _Row:
+    """Columns at the end may be left out."""
+    made = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    made += [Text()] * (len(_COLUMNS) - len(made))
+    return _Row(tuple(made), detail)
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text()
+    for cell, width in zip(cells, widths, strict=True):
+        line.append_text(cell).append(" " * (width - len(cell)) + _GAP)
+    line.rstrip()
+    return line
 
 
 def _title(job: Job, wall_s: float) -> str:
@@ -43,46 +73,41 @@ def _title(job: Job, wall_s: float) -> str:
     return f"{job.name}{stage}: {gateway}, up {duration(wall_s - job.started_wall_s)}"
 
 
-def _rows(status: RoleStatus, wall_s: float) -> Iterator[tuple[str | Text, ...]]:
+def _rows(status: RoleStatus, wall_s: float) -> Iterator[_Row]:
+    """Only the first of them has the role's name."""
     document = status.document
-    role = f"{document.role} ({document.phase})" if document.phase else document.role
+    names = iter([f"{document.role} ({document.phase})" if document.phase else document.role])
     coming = {replica.model for replica in status.unpublished}
-    num_rows = 0
     for name, model in document.models.items():
         if model.router_url is not None:
             where = f"router at {model.router_url}"
-            yield "" if num_rows else role, name, _state(model.state), "", "", "", where, ""
-            num_rows += 1
+            yield _row(next(names, ""), name, _state(model.state), "", "", "", where)
         for engine in model.engines:
-            yield "" if num_rows else role, *_engine(engine, status)
-            num_rows += 1
+            yield _engine(next(names, ""), engine, status)
         if not model.engines and model.router_url is None and name not in coming:
-            yield "" if num_rows else role, name, _state(model.state), "", "", "", "", "no replica"
-            num_rows += 1
+            yield _row(next(names, ""), name, _state(model.state), detail="no replica")
     for replica in status.unpublished:
         since = duration(wall_s - replica.since_wall_s)
         note = f"{since}: {_message(on_one_line(replica.detail))}".removesuffix(": ")
-        state = _state(replica.state)
-        yield "" if num_rows else role, replica.engine_id, state, "", "", "", "", note
-        num_rows += 1
+        yield _row(next(names, ""), replica.engine_id, _state(replica.state), detail=note)
 
 
-def _engine(engine: InternalEngineEntry, status: RoleStatus) -> tuple[str | Text, ...]:
+def _engine(role: str, engine: InternalEngineEntry, status: RoleStatus) -> _Row:
     held = status.residency.get(engine.engine_id, ())
     if engine.blocked or held is None:
         memory = "unknown"
     else:
         parts = [name for tag, name in _SHORT.items() if tag in held]
         memory = "all" if len(parts) == len(_SHORT) else ", ".join(parts) or "nothing"
-    detail = engine.detail if isinstance(engine.detail, str) else ""
-    return (
+    return _row(
+        role,
         engine.engine_id,
         _state("blocked" if engine.blocked else engine.state),
         str(engine.generation),
         engine.weight_version or "",
         memory,
         (engine.base_url or "").removeprefix("http://"),
-        on_one_line(detail),
+        detail=on_one_line(engine.detail) if isinstance(engine.detail, str) else "",
     )
 
 
