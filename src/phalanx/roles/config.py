@@ -25,6 +25,7 @@ from phalanx.roles.job_sections import (
     ModelSection,
     RoleSection,
 )
+from phalanx.roles.sampling_section import check_sampling
 from phalanx.schema.file_keys import check_choices, check_keys, readable
 from phalanx.schema.file_paths import resolved
 from phalanx.schema.roles import (
@@ -160,6 +161,7 @@ def _model(
     name: str, value: object, source: str, path: str, directory: Path | None
 ) -> InferenceModelSpec:
     section = _section(value, ModelSection, source, path)
+    check_sampling(section.sampling, source, f"{path}.sampling")
     with _naming(source, path):
         groups = _groups(section, source, path)
         started = any(group.engine is not EngineKind.EXTERNAL for group in groups)

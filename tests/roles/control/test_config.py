@@ -137,6 +137,13 @@ def model(text: str) -> str:
 IN_MODEL = "roles.rollout.models.a"
 
 
+def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
+    given = "{max_tokens: 4, min_new_tokens: 2, temperature: 0, stop: [a], custom_params: {b: 1}}"
+    (role,) = parse_job(model(f"model: x, sampling: {given}"), "r.yaml").roles
+    assert role.models[0].sampling_defaults["max_tokens"] == 4
+    parse_job(model("model: x, sampling: {min_new_tokens: 2000}"), "r.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -168,6 +175,23 @@ IN_MODEL = "roles.rollout.models.a"
         (model("model: x, replicas: two"), f"{IN_MODEL}.replicas: expected `int | null`"),
         (model("model: x, replicas: -1"), f"{IN_MODEL}: num_replicas=-1 must be at least 0"),
         (model("model: x, engine: vllm"), f"{IN_MODEL}.engine='vllm' is not known; allowed: ph"),
+        (
+            model("model: x, sampling: {temprature: 1}"),
+            f"unknown key {IN_MODEL}.sampling.temprature; did you mean"
+            f" {IN_MODEL}.sampling.temperature?",
+        ),
+        (
+            model("model: x, sampling: {temperature: hot}"),
+            f"{IN_MODEL}.sampling.temperature: expected `float | null`",
+        ),
+        (
+            model("model: x, sampling: {top_p: 2}"),
+            f"{IN_MODEL}.sampling.top_p: top_p=2.0 must be a finite number",
+        ),
+        (
+            model("model: x, sampling: {max_tokens: 1, max_new_tokens: 1}"),
+            f"{IN_MODEL}.sampling has max_new_tokens twice",
+        ),
         (model("model: x, env: {A: true}"), "env.A=True must be text or a number"),
         (model("model: x, groups: [1]"), f"{IN_MODEL}.groups[0] must hold keys of its own"),
         (
