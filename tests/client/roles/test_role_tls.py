@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from phalanx.client import AsyncRoleClient, RoleClientSettings
 from phalanx.errors import ConfigurationError, EngineUnavailableError, NoServerError
 from tests.client.roles.published import PAYLOAD
 from tests.client.roles.servers import FakeEngine, FakeGateway, model
+from tests.client.roles.test_role_page import PROGRAMS
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="no openssl to make a certificate"
@@ -78,5 +80,33 @@ def test_an_address_with_the_wrong_scheme_is_told_so(certificate):
                     await client.generate(PAYLOAD)
             server.close()
             await server.wait_closed()
+
+    asyncio.run(scenario())
+
+
+def test_the_program_that_is_shown_for_tls_runs(certificate):
+    cert, serving = certificate
+
+    async def health(request):
+        assert request.headers["authorization"] == "Bearer secret"
+        request.answer({"at": request.path})
+
+    async def scenario():
+        gateway, engine = FakeGateway(role="genrm", key="secret"), FakeEngine()
+        gateway.forward = health
+        await gateway.start(tls=serving)
+        await engine.start()
+        gateway.show(model("judge", engine.replica()))
+        shown = next(program for program in PROGRAMS if "tls_root" in program)
+        shown = shown.replace("gateway.pem", str(cert))
+        shown = shown.replace("https://127.0.0.1:30000/genrm", gateway.role_url)
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", shown, stdout=-1, stderr=-1
+        )
+        output, errors = await done.communicate()
+        assert done.returncode == 0, errors.decode()
+        assert "/genrm/health" in output.decode()
+        await gateway.stop()
+        await engine.stop()
 
     asyncio.run(scenario())
