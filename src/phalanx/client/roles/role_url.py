@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from phalanx.errors import ConfigurationError
 
+_OPENAI_PATHS = ("/v1/chat/completions", "/chat/completions", "/v1")
 _FORMS = "http://GATEWAY:PORT/ROLE, or http://ENGINE:PORT for one engine"
 
 
@@ -25,6 +26,13 @@ class RoleUrl:
         """
         parts = _split(text)
         path = parts.path.rstrip("/").removesuffix("/generate").rstrip("/")
+        for known in _OPENAI_PATHS:
+            if path.endswith(known):
+                base = f"{parts.scheme}://{parts.netloc}{path.removesuffix(known)}"
+                raise ConfigurationError(
+                    f"url {text[:300]!r} is where an OpenAI client talks; a role's client adds"
+                    f" {known} itself: give {base[:300]!r}"
+                )
         return cls(f"{parts.scheme}://{parts.netloc}{path}", is_engine=not path)
 
     @property
