@@ -109,6 +109,7 @@ def test_i31_i36_model_alias_key_and_default_choose_as_at_the_gateway():
         ({}, {"affinity": "no\nline"}, "affinity", "printable"),
         ({"input_ids": object()}, {}, "", "cannot be written as JSON"),
         ({"messages": []}, {}, "messages", "use chat"),
+        ("hello", {}, "", "JSON object of /generate, not str; give a mapping such as"),
     ],
 )
 def test_a_request_that_cannot_be_sent_is_refused_before_it_is(payload, arguments, field, why):

@@ -309,9 +309,9 @@ def test_an_engine_that_is_not_there_has_been_sent_nothing():
         ("http://\u00fc:1/teacher", "no valid host and port"),
         ("http://user:secret@h:1/teacher", "credentials"),
         ("http://h:1/teacher?a=1", "query"),
-        ("http://h:1/teacher/v1", "give 'http://h:1/teacher'$"),
-        ("http://h:1/teacher/v1/chat/completions/", "give 'http://h:1/teacher'$"),
-        ("http://h:1/v1/", "give 'http://h:1'$"),
+        ("http://h:1/teacher/v1", "takes 'http://h:1/teacher' here"),
+        ("http://h:1/teacher/v1/chat/completions/", "takes 'http://h:1/teacher' here"),
+        ("http://h:1/v1/", "takes 'http://h:1' here"),
     ],
 )
 def test_an_address_that_is_none_is_refused_and_says_what_is_wanted(url, why):

@@ -177,7 +177,9 @@ def test_a_reader_waits_for_the_next_change():
     run(scenario())
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=-1", "after=0&wait_s=61", "schema=3"])
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=-1", "after=0&wait_s=61", "wait_s=abc", "schema=3"]
+)
 def test_queries_that_mean_nothing_are_400(query):
     async def scenario():
         async with role(content(model("m", 1))) as front:
@@ -304,6 +306,14 @@ def test_i24_the_models_are_listed_as_openai_does():
         routing = RoutingSpec(aliases={"judge": "b"})
         published = content(model("a", 1), RoleModel("b", ReplicaState.DEAD), routing=routing)
         async with role(published) as front:
+            b = await front.ask("/rollout/v1/models/b")
+            assert ask_json(b)["id"] == "b" and ask_json(b)["object"] == "model"
+            assert ask_json(await front.ask("/rollout/v1/models/%6audge"))["id"] == "judge"
+            unknown = await front.ask("/rollout/v1/models/c")
+            assert (
+                unknown.status == 404 and "known: 'a', 'b'" in ask_json(unknown)["error"]["message"]
+            )
+            assert (await front.ask("/rollout/v1/models/b", b"{}")).status == 405
             return await told(front, "/rollout/v1/models")
 
     listed = run(scenario())

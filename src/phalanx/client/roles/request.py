@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from phalanx.errors import InvalidRequestError
+from phalanx.errors import InvalidRequestError, WrongRequestTypeError
 from phalanx.routing.roles.affinity import AFFINITY_HEADER
 from phalanx.routing.roles.resolver import RoleSelector
 from phalanx.routing.roles.snapshot import RoleModel
@@ -42,7 +42,13 @@ class RoleRequest:
         route_key: str | None,
         affinity: str | None,
     ) -> RoleRequest:
-        """Raises `InvalidRequestError` for a selector that is given twice or is no text."""
+        """Raises `InvalidRequestError` for a payload that is no mapping, and for a selector that is given twice or is no text."""
+        if not isinstance(payload, Mapping):
+            form = '{"text": "..."}' if kind is Kind.GENERATE else '{"messages": [...]}'
+            raise WrongRequestTypeError(
+                f"a request is the JSON object of {kind.value}, not {type(payload).__name__}; give a"
+                f" mapping such as {form}"
+            )
         selector = RoleSelector(
             _selected("model", model, payload), _selected("route_key", route_key, payload)
         )

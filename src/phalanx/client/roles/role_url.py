@@ -29,9 +29,10 @@ class RoleUrl:
         for known in _OPENAI_PATHS:
             if path.endswith(known):
                 base = f"{parts.scheme}://{parts.netloc}{path.removesuffix(known)}"
-                raise ConfigurationError(
-                    f"url {text[:300]!r} is where an OpenAI client talks; a role's client adds"
-                    f" {known} itself: give {base[:300]!r}"
+                raise _refusal(
+                    text,
+                    f"is for OpenAI's clients, and a role's own adds {known} itself: it takes"
+                    f" {base[:300]!r} here",
                 )
         return cls(f"{parts.scheme}://{parts.netloc}{path}", is_engine=not path)
 

@@ -28,10 +28,10 @@ class Discovery:
     async def engines(self, request: HttpRequest) -> HttpResponse:
         """With `?after=REVISION&epoch=EPOCH&wait_s=S` once it is another than that, or after S."""
         query = request.query
-        after = whole(request, "after")
+        after, seconds = whole(request, "after"), wait_s(request)
         snapshot = self._source.snapshot
         if after is not None:
-            snapshot = await self._source.wait(after, wait_s(request), query.get("epoch"))
+            snapshot = await self._source.wait(after, seconds, query.get("epoch"))
         schema = query.get("schema", "2")
         if schema == "1":
             name = query.get("model_name") or None

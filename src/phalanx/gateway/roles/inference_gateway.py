@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import msgspec
 
@@ -17,6 +18,7 @@ from phalanx.clock import Clock
 from phalanx.gateway.http.front import Relaying
 from phalanx.gateway.http.limits import HttpLimits
 from phalanx.gateway.http.message import Handler, HttpRequest, HttpResponse
+from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.router import Access, HandlerRoute, NoRoute, RelayRoute, Route
 from phalanx.gateway.http.upstream_pool import UpstreamPool
 from phalanx.gateway.roles.discovery import Discovery
@@ -30,6 +32,7 @@ from phalanx.routing.roles.snapshot import ReplicaState, RoleModel
 from phalanx.schema.roles import RouteMode, WorkloadType
 
 RETRY_AFTER_S = 1
+ONE_MODEL = "v1/models/"
 _POSTED = {
     "generate": Kind.GENERATE,
     "chat/completions": Kind.CHAT,
@@ -118,11 +121,13 @@ class InferenceGateway:
 
     def find(self, method: str, path: str) -> Route:
         """What answers `path`, which is what follows the role's name and a slash."""
-        handler = self._handlers.get(path)
+        handler, params = self._handlers.get(path), {}
+        if handler is None and path.startswith(ONE_MODEL) and path != ONE_MODEL:
+            handler, params = self.model, {"name": unquote(path.removeprefix(ONE_MODEL))}
         if handler is not None:
             if method != "GET":
                 return NoRoute(("GET",))
-            return HandlerRoute(handler, Access.INFERENCE, {})
+            return HandlerRoute(handler, Access.INFERENCE, params)
         kind = _POSTED.get(path)
         if kind is None:
             return NoRoute()
@@ -158,6 +163,16 @@ class InferenceGateway:
         names = (*content.by_name, *content.routing.aliases)
         models = tuple(_Model(id=name, created=self._created) for name in names)
         return HttpResponse.json(200, _Models(data=models))
+
+    async def model(self, request: HttpRequest) -> HttpResponse:
+        """One of `models`, by its name or alias."""
+        content, name = self.source.snapshot.content, request.params["name"]
+        names = (*content.by_name, *content.routing.aliases)
+        if name in names:
+            return HttpResponse.json(200, _Model(id=name, created=self._created))
+        known = ", ".join(map(repr, names)) or "none yet"
+        message = f"role {self.role!r} has no model {name[:200]!r}; known: {known}"
+        return Refusal(404, "model_not_found", message).response(request.path)
 
     def states(self, name: str | None) -> Counter[str]:
         """Those of the engines (or the router) of a model or alias; None: of all models."""

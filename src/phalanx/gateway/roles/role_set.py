@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from phalanx.gateway.http.front import Relaying
 from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.router import NoRoute, Route
-from phalanx.gateway.roles.inference_gateway import InferenceGateway
+from phalanx.gateway.roles.inference_gateway import ONE_MODEL, InferenceGateway
 from phalanx.schema.roles import RESERVED_ROLES
 
 PATHS = frozenset(
@@ -45,7 +45,7 @@ class RoleSet:
         role = self._roles.get(name)
         if role is not None:
             return role.find(method, rest)
-        if rest not in PATHS or name in RESERVED_ROLES:
+        if not (rest in PATHS or rest.startswith(ONE_MODEL)) or name in RESERVED_ROLES:
             return None
         why = self._unheard(name)
         if not why:
