@@ -96,8 +96,8 @@ class Gateway:
         )
         self.router = Router()
         relays: dict[str, Relaying] = {}
-        self._http = _http_server(config, self.router, relays, self.pool, clock)
         self.roles = _roles(config, relays, clock)
+        self._http = _http_server(config, self.router, relays, self.pool, self.roles, clock)
         self.roles.add_to(self.router)
         AdminApi(
             self.pool,
@@ -298,14 +298,21 @@ def _http_server(
     router: Router,
     relays: dict[str, Relaying],
     pool: Pool,
+    roles: Roles,
     clock: Clock,
 ) -> HttpServer:
     limits = _http_limits(config)
+
+    def elsewhere() -> str:
+        served = any(server.endpoint.scheme is Scheme.HTTP for server in pool.snapshot.servers)
+        return "" if served else roles.addresses()
+
     relays[POOL] = Relay(
         pool,
         default_model=config.http_model,
         passes_authorization=config.is_open,
         limits=limits,
+        elsewhere=elsewhere,
     )
     router.relay(*config.relay_prefixes)
     served = HttpServerConfig(

@@ -62,6 +62,10 @@ def test_i1_one_gateway_serves_every_role_of_a_job():
                     assert (json.loads(answer.body) == {"response": "good"}) is (role == "genrm")
                     assert (await told(gateway, f"/{role}/engines"))["role"] == role
                 assert (await asked(gateway, "/other/generate", {})).status == 404
+                for body, status in (({}, 503), ({"model": "judge"}, 404)):
+                    lost = await asked(gateway, "/v1/chat/completions", body)
+                    assert lost.status == status
+                    assert "/genrm/v1" in json.loads(lost.body)["error"]["message"]
 
     run(scenario())
     # A teacher's URL is one of the gateway's as well as one of an engine's.

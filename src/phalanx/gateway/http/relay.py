@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from phalanx.errors import PhalanxError
+from phalanx.errors import NoServerError, PhalanxError, UnknownModelError
 from phalanx.gateway.http.exchange import Exchange
 from phalanx.gateway.http.incoming_request import Bytes, IncomingRequest
 from phalanx.gateway.http.limits import HttpLimits
@@ -42,7 +44,8 @@ class ServerPool(Protocol):
 
 class Relay:
     """`default_model` answers requests that name none; `passes_authorization` says whether the
-    caller's key is sent on to the backend.
+    caller's key is sent on to the backend; `elsewhere` says what the gateway has at other paths where
+    it has no servers here, or is empty.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class Relay:
         default_model: str | None = None,
         passes_authorization: bool = False,
         limits: HttpLimits | None = None,
+        elsewhere: Callable[[], str] = lambda: "",
     ) -> None:
         self.upstreams = UpstreamPool(limits or HttpLimits())
         self._pool = pool
         self._dropped = DROPPED if passes_authorization else DROPPED_WITH_KEY
         self._default_model = default_model
+        self._elsewhere = elsewhere
         self._places: dict[str, Place] = {}
 
     # Of the paths that it serves.
@@ -110,4 +115,7 @@ class Relay:
         return b""
 
     def refusal(self, model: str | None, error: PhalanxError) -> Refusal:
-        return refusal_of(error)
+        refusal = refusal_of(error)
+        if isinstance(error, NoServerError | UnknownModelError) and (hint := self._elsewhere()):
+            return replace(refusal, message=f"{hint} (here: {error})")
+        return refusal

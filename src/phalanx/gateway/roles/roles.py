@@ -73,6 +73,16 @@ class Roles:
         """Whether there are any, or may be."""
         return self._follower is not None or bool(self._set.by_name)
 
+    def addresses(self) -> str:
+        """Where the roles are, in words, for who asks without one; empty where there are none."""
+        names = [f"/{role.role}" for role in self._set]
+        if not names:
+            return ""
+        return (
+            f"the models of roles are at their role's path: {', '.join(names)} (OpenAI's clients:"
+            f" {', '.join(f'{name}/v1' for name in names)})"
+        )
+
     def close(self) -> None:
         """Answer those who wait for a change."""
         self._set.close()
