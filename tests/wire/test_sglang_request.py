@@ -120,7 +120,10 @@ def test_unsupported_fields_are_refused_only_when_they_ask_for_something(name):
         ({"text": "a", "temperature": 1}, "temperature"),
         ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
         ({"text": "a", "sampling_params": {"top_k": "x"}}, "sampling_params.top_k"),
-        ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "custom_params"),
+        (
+            {"text": "a", "sampling_params": {"custom_params": {"a": 1}}},
+            "sampling_params.custom_params",
+        ),
         ({"text": "a", "rid": ["x"]}, "rid"),
         ({"text": ["a", "b"], "priority": [1]}, "priority"),
         ({"text": "a", "token_ids_logprob": [1, [2]]}, "token_ids_logprob"),
@@ -140,7 +143,7 @@ def test_values_are_refused_by_the_schema(sampling, field):
     with pytest.raises(InvalidRequestError) as caught:
         parse(text="a", sampling_params=sampling)
     assert not isinstance(caught.value, MalformedRequestError)
-    assert caught.value.field == field
+    assert caught.value.field == f"sampling_params.{field}"
 
 
 JSON = st.recursive(
