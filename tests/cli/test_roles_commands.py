@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import re
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cli.control_client import ControlClient
 from phalanx.cli.main import main
 from phalanx.testing.role_faults import Fault
 from tests.roles.control.jobs import FILE, FakeJob, fake_job
+from tests.roles.control.whole_job import PHALANX, environment
 
 TEXT = FILE.replace(
     "genrm: {", "genrm: {deployment: {offload_timeout_s: 0.2, drain_timeout_s: 0.2}, "
@@ -102,6 +106,40 @@ def test_a_role_is_drained_put_to_sleep_and_woken(job, run):
     assert "ready" not in out
     code, out, _ = run("wake", "rollout")
     assert out.startswith("rollout/student: 2 ready")
+
+
+def test_a_wake_that_brings_no_replica_says_so(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_CACHE_DIR", str(tmp_path))
+    with running_job(tmp_path, TEXT.replace("{offload", "{start_asleep: true, offload")):
+        code, out, _ = run("wake", "genrm", "--tags", "weights")
+        assert code == 1
+        assert "genrm/judge: sleeping, has no replicas: `phalanx wake genrm` without" in out
+        assert run("wake", "genrm")[0] == 0
+        assert run("scale", "rollout/student", "0")[0] == 0
+        code, out, _ = run("wake", "rollout")
+        assert code == 1
+        assert "has no replicas" in out
+        assert "`phalanx scale rollout/student N` adds some" in out
+
+
+def test_ctrl_c_at_an_operation_says_that_it_goes_on(job, tmp_path):
+    request = job.in_its_loop(lambda: job.world.engine("student/0").send(3600.0))
+    process = subprocess.Popen(
+        [PHALANX, "drain", "rollout"],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    client, details = ControlClient(job.process.control_url, None), [""]
+    while "drain" not in details:
+        details = [event.detail for event in client.events(0, 0.0)]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert err == "phalanx: not waited for: role 'rollout' goes on with it, see `phalanx status`\n"
+    assert not request.ended
+    client.stop(now=True)
 
 
 def test_a_model_is_scaled_and_gets_weights(job, run, tmp_path):

@@ -14,7 +14,7 @@ from phalanx.cli.roles_table import duration, event_line, job_table, on_one_line
 from phalanx.clock import SystemClock
 from phalanx.roles.control_messages import Job
 from phalanx.roles.run_file import NoJobError
-from phalanx.wire.discovery import InternalDocument
+from phalanx.wire.discovery import InternalDocument, InternalModelEntry
 
 _WAIT_S = 5.0
 _WHOLE_LINES = 10_000
@@ -61,11 +61,21 @@ def follow_to_the_end(client: ControlClient, job: Job) -> None:
                 print(line, flush=True)
 
 
+def _why_none(role: str, name: str, model: InternalModelEntry) -> str:
+    """That a model has no replica, and what gives it some."""
+    return (
+        f"{model.state}, has no replicas: `phalanx wake {role}` without --tags starts what was never"
+        f" started, `phalanx scale {role}/{name} N` adds some"
+    )
+
+
 def role_lines(document: InternalDocument, seconds: float) -> Iterator[str]:
     """A role after an operation that took so long: a line a model."""
     for name, model in document.models.items():
         states = Counter(engine.state for engine in model.engines)
-        counted = ", ".join(f"{num} {state}" for state, num in states.items()) or "no replica"
+        counted = ", ".join(f"{num} {state}" for state, num in states.items()) or _why_none(
+            document.role, name, model
+        )
         version = f", weights {model.weight_version}" if model.weight_version else ""
         yield (
             f"{document.role}/{name}: {counted}{version}"

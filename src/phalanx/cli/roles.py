@@ -4,13 +4,18 @@ and down.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.up import INTERRUPTED
 from phalanx.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from phalanx.wire.discovery import InternalDocument
 
 _JOB = "Which job"
 Name = Annotated[
@@ -100,7 +105,9 @@ def wake(
 ) -> None:
     """Have a role's memory back, and serve."""
     body: dict[str, object] = {} if tags is None else {"tags": _tags(tags)}
-    _ask(role, "activate", body, JobAddress(name, control, key))
+    document = _ask(role, "activate", body, JobAddress(name, control, key))
+    if not any(model.engines for model in document.models.values()):
+        raise typer.Exit(1)
 
 
 def scale(
@@ -190,7 +197,9 @@ def down(
     print(f"phalanx: {job.name} is down")
 
 
-def _ask(role: str, operation: str, body: Mapping[str, object], address: JobAddress) -> None:
+def _ask(
+    role: str, operation: str, body: Mapping[str, object], address: JobAddress
+) -> InternalDocument:
     """Ask for an operation, wait for its end, and say what the role is then."""
     from phalanx.cli.control_client import find_job
     from phalanx.cli.job_view import role_lines
@@ -198,9 +207,17 @@ def _ask(role: str, operation: str, body: Mapping[str, object], address: JobAddr
 
     clock, client = SystemClock(), find_job(address)
     begun_s = clock.monotonic_s()
-    document = client.ask(role, operation, body)
+    try:
+        document = client.ask(role, operation, body)
+    except KeyboardInterrupt:
+        print(
+            f"phalanx: not waited for: role {role!r} goes on with it, see `phalanx status`",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
     for line in role_lines(document, clock.monotonic_s() - begun_s):
         print(line)
+    return document
 
 
 def _of_model(given: str, operation: str) -> tuple[str, str]:

@@ -57,7 +57,8 @@ class ReplicaMaker:
             async with replica.living():
                 await self._come_up(replica)
         except BaseException as error:
-            await self.take_down(slot, replica, f"it did not start: {error}", 0.0)
+            why = str(error) or "it was interrupted"
+            await self.take_down(slot, replica, f"it did not start: {why}", 0.0)
             raise
         return replica
 

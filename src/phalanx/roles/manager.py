@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
 
 from phalanx.clock import Clock
 from phalanx.errors import ConfigurationError, PhalanxError, UnknownModelError
@@ -81,7 +81,7 @@ class InferenceManager:
         """Have these tags resident (None or none: all), and serve once all of them are."""
         wanted = _tags(tags)
         await self._run(
-            "activate",
+            "wake",
             tuple(sorted(wanted)),
             lambda: activate(self._role, self._pools.values(), wanted),
         )
@@ -94,7 +94,7 @@ class InferenceManager:
 
     async def deactivate(self) -> None:
         """Drain, and give back all memory."""
-        await self._run("deactivate", (), lambda: deactivate(self._role, self._pools.values()))
+        await self._run("sleep", (), lambda: deactivate(self._role, self._pools.values()))
 
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
         """Drain and stop everything. Ends whatever else runs; nothing works afterwards.
@@ -151,7 +151,7 @@ class InferenceManager:
         pool = self._pool(model)
         pool.weights.check_update(path, version)
         await self._run(
-            "update weights",
+            "weights",
             (model, path, version),
             lambda: update(pool, pool.weights.check_update(path, version)),
         )
@@ -199,7 +199,7 @@ class InferenceManager:
         key: tuple[Hashable, ...],
         act: Callable[[], Coroutine[object, object, None]],
     ) -> None:
-        words = " ".join([what, *map(str, key)])
+        words = " ".join([what, *_words(key)])
 
         async def told() -> None:
             self._role.tell(EventKind.OPERATION, words)
@@ -272,6 +272,15 @@ class InferenceManager:
             )
         pool.slot(engine_id)
         return pool
+
+
+def _words(key: tuple[Hashable, ...]) -> Iterator[str]:
+    """What was asked for, as an operator types it."""
+    for part in key:
+        if isinstance(part, tuple):
+            yield ",".join(map(str, part)) or "none"
+        elif part is not None:
+            yield str(part)
 
 
 def _tags(tags: Iterable[str] | None) -> frozenset[Tag]:

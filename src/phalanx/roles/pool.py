@@ -135,6 +135,9 @@ class ModelPool:
         left = [*slot.remains]
         if slot.replica is not None and slot.replica not in left and not slot.replica.is_gone:
             left.append(slot.replica)
+        for each in left:
+            if each.is_alive:
+                each.retire(reason)
         gone = [await self.maker.take_down(slot, each, reason, grace_s) for each in left]
         if all(gone):
             slot.replica = None

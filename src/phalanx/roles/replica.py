@@ -91,14 +91,19 @@ class Replica:
         """Whether operations may ask its engine for anything."""
         return self.is_alive and not self.blocked
 
-    def move(self, after: ReplicaState, detail: str = "") -> None:
-        """Raises `IllegalTransitionError` where the table has no such edge, and changes nothing."""
+    def move(self, after: ReplicaState, detail: str = "", told: str | None = None) -> None:
+        """`told` is the event's word for it, where that is another one.
+
+        Raises `IllegalTransitionError` where the table has no such edge, and changes nothing.
+        """
         check_transition(self.state, after)
         self.state = after
         self.detail = detail
         if after is ReplicaState.READY:
             self.drained = False
-        self._tell(EventKind.STATE, f"{after.value}: {detail}" if detail else after.value)
+        if told is None:
+            told = f"{after.value}: {detail}" if detail else after.value
+        self._tell(EventKind.STATE, told)
 
     def advance(self, after: ReplicaState, detail: str = "") -> None:
         """As `move`, for a course of steps in which the replica may have died since the last."""
@@ -109,9 +114,13 @@ class Replica:
         if not self.is_alive:
             raise ReplicaLostError(f"{self.engine_id} died: {self.detail}")
 
-    def lose(self, reason: str) -> None:
+    def retire(self, reason: str) -> None:
+        """As `lose`, on somebody's word: there is nothing to be alarmed at."""
+        self.lose(reason, told=reason)
+
+    def lose(self, reason: str, *, told: str | None = None) -> None:
         """It is dead: whoever waits for it waits no longer."""
-        self.move(ReplicaState.DEAD, reason)
+        self.move(ReplicaState.DEAD, reason, told)
         self.waits = False
         self.weights = None
         now_s = asyncio.get_running_loop().time()

@@ -55,7 +55,7 @@ async def recover(pool: ModelPool, engine_id: str) -> None:
         raise RoleOperationRefusedError(f"{engine_id} serves; drain or scale its model to stop it")
     await slot.end_revival()
     if replica is not None and replica.is_alive:
-        replica.lose("it is replaced on an operator's word")
+        replica.retire("it is replaced on an operator's word")
         pool.role.publish()
     slot.restart = True
     await pool.recovery.bury(slot)

@@ -6,8 +6,9 @@ import asyncio
 
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.testing.clock import ManualClock
+from phalanx.testing.role_faults import Fault
 from phalanx.testing.virtual_time import run_virtual
-from tests.roles.manager.case import case, run
+from tests.roles.manager.case import case, model, run
 
 
 def test_the_newest_are_kept_with_numbers_that_grow():
@@ -52,5 +53,42 @@ def test_a_manager_tells_what_it_does_and_to_whom():
             ("published", "", "1"),
         ]
         assert ("state", "m/0", "sleeping") in told
+
+    run(scenario)
+
+
+def test_events_say_what_an_operator_asked_for_and_no_alarm_at_what_was_planned():
+    async def scenario():
+        c = case(model(replicas=2, elastic_enabled=True))
+        await c.manager.start()
+        await c.manager.deactivate()
+        await c.manager.activate(["weights"])
+        await c.manager.activate()
+        await c.manager.unblock("m/0")
+        await c.manager.unblock("m/0", [])
+        await c.manager.scale("m", 1)
+        events = c.manager.events.after(0)
+        asked = [event.detail for event in events if event.kind is EventKind.OPERATION]
+        assert asked[1:3] == ["sleep", "wake weights"]
+        assert asked[3] == "wake cuda_graph kv_cache weights"
+        assert asked[4:] == ["unblock m/0", "unblock m/0 none", "scale m 1"]
+        states = [event.detail for event in events if event.kind is EventKind.STATE]
+        assert states[-2:] == ["draining", "it was removed"]
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_a_start_that_is_interrupted_says_so():
+    async def scenario():
+        c = case(model())
+        c.world.faults.always("healthy", Fault.HANG)
+        starting = asyncio.create_task(c.manager.start())
+        while not c.world.faults.asked["healthy"]:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        await c.manager.shutdown()
+        await asyncio.gather(starting, return_exceptions=True)
+        told = [event.detail for event in c.manager.events.after(0)]
+        assert "dead: it did not start: it was interrupted" in told
 
     run(scenario)
