@@ -79,6 +79,7 @@ def parse_job(
         _role(name, value, source, directory)
         for name, value in _named(job.roles, source, "roles").items()
     )
+    _check_urls(roles, source)
     return JobConfig(
         _with_paths(job.gateway, ("tls_cert", "tls_key"), directory),
         job.control,
@@ -86,6 +87,21 @@ def parse_job(
         _with_paths(job.log, ("directory",), directory),
         roles,
     )
+
+
+def _check_urls(roles: Sequence[InferenceRoleSpec], source: str) -> None:
+    """An engine has one replica's place alone: it is drained and put to sleep for that one."""
+    places: dict[str, str] = {}
+    for role in roles:
+        for model in role.models:
+            place = f"roles.{role.role}.models.{model.name}"
+            for url in (url for group in model.engine_groups for url in group.urls):
+                if url in places:
+                    raise ConfigurationError(
+                        f"{source}: {place}: {url} is given twice, also in {places[url]}; an engine"
+                        " is one replica of one model, so give each url once"
+                    )
+                places[url] = place
 
 
 def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:

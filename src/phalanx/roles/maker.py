@@ -167,9 +167,12 @@ class ReplicaMaker:
         times = self._role.deployment
         deadline = Deadline(times.startup_timeout_s)
         name = replica.engine_id
-        await wait_until(
-            replica.engine.healthy, f"{name}: is it healthy", deadline, times.health_timeout_s
-        )
+        try:
+            await wait_until(
+                replica.engine.healthy, f"{name}: is it healthy", deadline, times.health_timeout_s
+            )
+        except EngineCallError as error:
+            raise _named_failure(replica, error, times.startup_timeout_s) from error
         if replica.is_external:
             # Somebody else runs it, and may have put it to sleep.
             held = await insist(replica.engine.resident, f"{name}: memory", deadline)
@@ -179,6 +182,14 @@ class ReplicaMaker:
 
     def _tell(self, replica: Replica, kind: EventKind, detail: str) -> None:
         self._role.tell(kind, detail, model=self._model.name, engine_id=replica.engine_id)
+
+
+def _named_failure(replica: Replica, error: EngineCallError, limit_s: float) -> EngineCallError:
+    """With the address and the time that it had, and what can be done."""
+    words = f"{error} (at {replica.handle.url}, for startup_timeout_s={limit_s:g})"
+    if replica.is_external:
+        words += "; start the engine there, or change its url in urls"
+    return EngineCallError(words, uncertain=error.uncertain, gone=error.gone)
 
 
 async def _close(replica: Replica) -> None:

@@ -209,6 +209,10 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
         (model("engine: external, urls: ['http://u@h:1']"), "is given with a user"),
         (model("engine: external, urls: ['http://h:1'], replicas: 2"), "has 1 urls"),
         (
+            model("engine: external, urls: ['http://h:1', 'http://h:1/']"),
+            "http://h:1 is given twice",
+        ),
+        (
             "roles: {rollout: {deployment: {drain_timeout_s: 0}, models: {a: {model: x}}}}",
             "roles.rollout.deployment: drain_timeout_s=0.0 must be a finite number above 0",
         ),

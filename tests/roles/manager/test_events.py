@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from phalanx.errors import PhalanxError
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.testing.clock import ManualClock
 from phalanx.testing.role_faults import Fault
 from phalanx.testing.virtual_time import run_virtual
-from tests.roles.manager.case import case, model, run
+from tests.roles.manager.case import EngineGroupSpec, EngineKind, case, model, run
 
 
 def test_the_newest_are_kept_with_numbers_that_grow():
@@ -74,6 +77,22 @@ def test_events_say_what_an_operator_asked_for_and_no_alarm_at_what_was_planned(
         assert asked[4:] == ["unblock m/0", "unblock m/0 none", "scale m 1"]
         states = [event.detail for event in events if event.kind is EventKind.STATE]
         assert states[-2:] == ["draining", "it was removed"]
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_an_external_engine_that_is_not_there_is_named_with_what_to_do():
+    async def scenario():
+        url = "http://127.0.0.1:1"
+        group = EngineGroupSpec(num_replicas=1, engine=EngineKind.EXTERNAL, urls=(url,))
+        c = case(model(engine_groups=(group,)), startup_timeout_s=3.0)
+        c.world.faults.always("healthy", Fault.REFUSED)
+        with pytest.raises(PhalanxError) as caught:
+            await c.manager.start()
+        assert "startup_timeout_s=3)" in str(caught.value)
+        assert "(at http://" in str(caught.value)
+        assert str(caught.value).endswith("; start the engine there, or change its url in urls")
         await c.manager.shutdown()
 
     run(scenario)
