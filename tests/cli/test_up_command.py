@@ -83,6 +83,11 @@ def test_flags_win_over_the_file(check):
         ("pool_tokens: 64", "server.prt: 1", "did you mean server.port"),
         ("pool_tokens: 64", "port: 1", "engine_args has 'port'; the launcher chooses it"),
         ("gateway:", "launcher: {sglang_python: /no/python}\ngateway:", "is no program"),
+        (
+            "judge: {model: ./tiny, ranks: 2}",
+            "judge: {model: ./tiny, engine: sglang}",
+            "set launcher.sglang_python to the interpreter of an environment with it",
+        ),
     ],
 )
 def test_what_could_not_start_is_refused_with_its_place(check, folder, before, after, says):

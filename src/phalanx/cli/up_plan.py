@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -29,6 +32,7 @@ from phalanx.schema.roles import (
     WorkerType,
 )
 
+_FIND_SGLANG = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 _ANYWHERE = ListenAddress("127.0.0.1", 1, 2)
 
 
@@ -57,12 +61,34 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
             raise ConfigurationError(
                 f"{source}: launcher.{key}={python!r} is no program; give an interpreter's path"
             )
+    _check_sglang(job, source)
     for role in job.roles:
         for model in role.models:
             with _naming(f"{source}: roles.{role.role}.models.{model.name}"):
                 for command in _commands(role, model, programs):
                     if deeply and command.arguments[: len(programs.phalanx)] == programs.phalanx:
                         _check_serve(command.arguments[len(programs.phalanx) :])
+
+
+def _check_sglang(job: JobConfig, source: str) -> None:
+    """SGLang is looked for, not loaded, in the environment that would start it."""
+    if not any(
+        group.engine is EngineKind.SGLANG
+        for role in job.roles
+        for model in role.models
+        for group in model.engine_groups
+    ):
+        return
+    python = job.launcher.sglang_python
+    if python is None:
+        found = find_spec("sglang") is not None
+    else:
+        found = subprocess.run([python, "-c", _FIND_SGLANG], check=False).returncode == 0
+    if not found:
+        raise ConfigurationError(
+            f"{source}: engine: sglang needs SGLang, which {python or sys.executable} does not have;"
+            " set launcher.sglang_python to the interpreter of an environment with it"
+        )
 
 
 def engine_programs(job: JobConfig) -> EnginePrograms:
