@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -124,20 +125,27 @@ def test_a_wake_that_brings_no_replica_says_so(run, tmp_path, monkeypatch):
 
 def test_ctrl_c_at_an_operation_says_that_it_goes_on(job, tmp_path):
     request = job.in_its_loop(lambda: job.world.engine("student/0").send(3600.0))
+    ours, terminal = os.openpty()
     process = subprocess.Popen(
         [PHALANX, "drain", "rollout"],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=terminal,
         text=True,
     )
     client, details = ControlClient(job.process.control_url, None), [""]
     while "drain" not in details:
         details = [event.detail for event in client.events(0, 0.0)]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
+    out, _ = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert err == "phalanx: not waited for: role 'rollout' goes on with it, see `phalanx status`\n"
+    lines = os.read(ours, 4096).decode().splitlines()
+    os.close(terminal)
+    os.close(ours)
+    assert lines == [
+        "phalanx: waiting until running requests of rollout have ended; it goes on after Ctrl-C",
+        "phalanx: not waited for: role 'rollout' goes on with it, see `phalanx status`",
+    ]
     assert not request.ended
     client.stop(now=True)
 

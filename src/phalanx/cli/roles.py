@@ -207,6 +207,11 @@ def _ask(
 
     clock, client = SystemClock(), find_job(address)
     begun_s = clock.monotonic_s()
+    if operation in ("drain", "deactivate") and sys.stderr.isatty():
+        print(
+            f"phalanx: waiting until running requests of {role} have ended; it goes on after Ctrl-C",
+            file=sys.stderr,
+        )
     try:
         document = client.ask(role, operation, body)
     except KeyboardInterrupt:
