@@ -254,16 +254,17 @@ def test_what_cannot_be_run_says_so(parent, program, why):
 
 def test_a_guard_that_was_killed_is_replaced(tmp_path):
     async def main() -> None:
+        others = set(children_of(os.getpid()))  # those of other files' fixtures
         host = ProcessHost()
         fifos = [Fifo(tmp_path / name) for name in "ab"]
         first, _ = await started(host, FOREVER, fifos[0])
-        guards = [one for one in children_of(os.getpid()) if one != first.pid]
+        guards = set(children_of(os.getpid())) - others - {first.pid}
         with watched(*guards) as ends:
             for guard in guards:
                 os.kill(guard, signal.SIGKILL)
             wait_for_end(ends)
         second, _ = await started(host, FOREVER, fifos[1])
-        again = set(children_of(os.getpid())) - {first.pid, second.pid}
+        again = set(children_of(os.getpid())) - others - {first.pid, second.pid}
         assert len(again) == 1 and not again.intersection(guards)
         await host.close(60)
 
