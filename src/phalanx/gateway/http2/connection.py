@@ -206,7 +206,10 @@ class Connection(asyncio.Protocol):
         """
         self.streams.outbox.finish()
         if half and self._transport.can_write_eof():
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has broken the connection, which is not yet told
+                self._transport.abort()
         else:
             self._transport.close()
         asyncio.get_running_loop().call_later(self._limits.linger_s, self._transport.abort)
