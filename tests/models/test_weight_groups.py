@@ -29,7 +29,7 @@ def training(directory, world=2, group="g", count=None, port=None):
     port = free_port() if port is None else port
     command = [sys.executable, "-m", "tests.models.trainer", str(port), str(world), group]
     command += [str(directory / "model.safetensors"), *([] if count is None else [str(count)])]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield JoinWeightGroup("127.0.0.1", port, 1, world, group, "gloo")
     finally:

@@ -1,7 +1,7 @@
 """A trainer's process: makes a weight group as RL frameworks do, and broadcasts a checkpoint in it.
 
 `python -m tests.models.trainer PORT WORLD GROUP WEIGHTS [COUNT]`: with COUNT it ends after as many
-tensors.
+tensors; with 0, once its input ends.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def main(port: str, world: str, group: str, weights: str, count: str | None = No
     tensors = list(load_file(weights).values())
     for tensor in tensors if count is None else tensors[: int(count)]:
         dist.broadcast(tensor, src=0, group=made)
+    if count == "0":
+        sys.stdin.read()  # until the others have joined as well
     os._exit(0)  # as one that was killed: nothing is torn down
 
 
