@@ -99,5 +99,5 @@ async def use(job, page) -> None:
     job.world.faults.stop()
     await page.until(state("genrm judge/0", "blocked"))
     changes = "document.querySelector('#events').innerText"
-    for told in ("student/1 dead: it crashed", "student/0 weights: v7", "deactivate"):
+    for told in ("student/1 dead: it crashed", "student/0 weights: v7", "sleep"):
         await page.until(f"{changes}.includes({told!r})")
