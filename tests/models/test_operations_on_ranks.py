@@ -28,7 +28,7 @@ def said_by_one_rank(directory):
     return drive(directory).run(WANTED)[0].completions[0].token_ids
 
 
-@pytest.mark.parametrize("make", [tiny_llama, uneven])
+@pytest.mark.parametrize("make", [pytest.param(tiny_llama, marks=pytest.mark.long), uneven])
 def test_two_ranks_take_new_weights_as_one_does(two_ranks, tmp_path, make):
     first, second = (save(tmp_path / name, seed, make) for seed, name in enumerate("ab"))
     results = two_ranks.run(every_way, first, second)

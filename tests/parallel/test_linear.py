@@ -193,6 +193,7 @@ def test_9_query_and_3_kv_heads_over_four_ranks(four_ranks):
     assert four_ranks.run(_attention, 9, 3) == [(2, 1), (1, 1), (3, 1), (3, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (8, 2), (4, 1), (6, 1)])
 def test_other_groupings_of_heads_over_four_ranks(four_ranks, num_heads, num_kv_heads):
     four_ranks.run(_attention, num_heads, num_kv_heads)

@@ -41,6 +41,7 @@ def state(name: str, wanted: str) -> str:
     return f"{replica(name)} && {replica(name)}.querySelector('.state.{wanted}')"
 
 
+@pytest.mark.long
 def test_the_page_shows_a_job_on_a_phone_too(program, tmp_path):
     async def scenario():
         async with fake_job(tmp_path, FILE) as job:

@@ -138,7 +138,8 @@ def test_ctrl_c_at_any_stage_leaves_nothing(tmp_path, model, stage, status, time
         assert not any("Traceback" in line for line in job.lines)
 
 
-@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("busy", [False, True])
 def test_a_second_stop_while_it_drains_ends_it_at_once(tmp_path, model, busy):
     file = job_file(tmp_path, model)
     file.write_text(
