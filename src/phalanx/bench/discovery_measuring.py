@@ -19,7 +19,7 @@ from rich.progress import Progress
 import phalanx
 from phalanx.bench.discovery_followers import ROLE, Crowd
 from phalanx.bench.machine import machine
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Goal, Measure, Report, Sample
 from phalanx.routing.roles.documents import snapshot_of
 from phalanx.routing.roles.encoded import EncodedSnapshot
@@ -104,9 +104,7 @@ def measure_discovery(workload: DiscoveryWorkload, output: Path) -> Path:
     )
     report = msgspec.structs.replace(report, goals=goals(report))
     folder = output / f"discovery-{started:%Y%m%d-%H%M%S}"
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 

@@ -30,7 +30,7 @@ from phalanx.bench.replica_trials import (
     calibrated,
     tiny_requests,
 )
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Measure, Report, Sample
 from phalanx.bench.round_trips import floors, round_trips
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
@@ -68,9 +68,7 @@ def measure_dispatch(
         samples=tuple(run.samples),
     )
     report = msgspec.structs.replace(report, goals=goals(report))
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 

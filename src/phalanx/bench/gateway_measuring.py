@@ -22,7 +22,7 @@ from phalanx.bench.gateway_phases import Balance, ProxyUnderLoad, Through
 from phalanx.bench.gateway_systems import LOAD, PHALANX, Proxy
 from phalanx.bench.gateway_workload import BALANCE, PARTS, GatewayWorkload
 from phalanx.bench.machine import machine
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Report
 from phalanx.bench.running_system import RunningSystem, start_system
 from phalanx.bench.systems import BenchmarkedSystem
@@ -68,9 +68,7 @@ def measure_gateway(
         samples=tuple(samples),
     )
     report = msgspec.structs.replace(report, goals=goals(report))
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 

@@ -18,7 +18,7 @@ from phalanx import settings
 from phalanx.bench.machine import machine
 from phalanx.bench.peer_checkpoint import separate_checkpoint
 from phalanx.bench.phases import Generate, Text, phases_of
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Measure, Report, Sample
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
 from phalanx.bench.turns import Phase, Turn, take_turns
@@ -59,9 +59,7 @@ def measure(
         measures=(*(m for phase in phases for m in phase.measures), MEMORY),
         samples=tuple(samples),
     )
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 

@@ -77,6 +77,13 @@ def write_report(report: Report, folder: Path) -> None:
     _plot(report, folder / "report.png")
 
 
+def deliver(report: Report, folder: Path, console: Console) -> None:
+    """Write the files, show the table, and say where the files are."""
+    write_report(report, folder)
+    print_table(report, console)
+    console.print(f"written to {folder}: report.md, report.png, report.json")
+
+
 def _markdown(report: Report) -> str:
     header, body = rows(report)
     lines = [f"# {report.name}, {report.started}", ""]

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 import phalanx
 from phalanx.bench.machine import machine
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Measure, Report, Sample
 from phalanx.bench.roles_job import MODEL, EngineSetting, RoleJob, running_role
 from phalanx.roles.contracts import Tag
@@ -116,9 +116,7 @@ def measure_roles(setting: EngineSetting, workload: RolesWorkload, output: Path)
         measures=MEASURES,
         samples=tuple(samples),
     )
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 

@@ -15,7 +15,7 @@ from rich.progress import Progress
 import phalanx
 from phalanx.bench.idle_model import PROMPT_TOKENS, IdleRequest, idle_loop
 from phalanx.bench.machine import machine
-from phalanx.bench.report_files import print_table, report_console, write_report
+from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Goal, Measure, Report, Sample
 from phalanx.device.stage_times import StageTimes
 from phalanx.loop.step_loop import StepLoop
@@ -90,9 +90,7 @@ def measure_steps(
     )
     report = msgspec.structs.replace(report, goals=tuple(goals(report, rows)))
     folder = output / f"step-{started:%Y%m%d-%H%M%S}"
-    write_report(report, folder)
-    print_table(report, console)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
+    deliver(report, folder, console)
     return folder
 
 
