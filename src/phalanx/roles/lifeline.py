@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -31,9 +32,20 @@ def members(session: int) -> list[int]:
             with open(f"/proc/{entry}/stat", "rb") as file:
                 # The name, in brackets, may hold anything.
                 state, _, _, its_session = file.read().rpartition(b")")[2].split()[:4]
-            if int(its_session) == session and state not in (b"Z", b"X"):
+            if int(its_session) == session and not (state in (b"Z", b"X") and _over(int(entry))):
                 found.append(int(entry))
     return found
+
+
+def _over(process: int) -> bool:
+    """Whether all threads of a process have ended whose first one has."""
+    pidfd = os.pidfd_open(process)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(pidfd)
 
 
 def kill(session: int) -> bool:
