@@ -83,7 +83,7 @@ def test_r89_item_8_5_14_two_replicas_of_two_ranks_agree_with_one_rank_and_with_
     # Operations and a cancel in between reach all ranks at the same point.
     future = engine.submit(greedy(tale[:60], max_new_tokens=150, ignore_eos=True), rid="cut")
     assert engine.control(Pause(PauseMode.RETRACT))
-    assert engine.control(Flush()) is False
+    assert engine.control(Flush())  # what waits has nothing of the cache
     assert engine.cancel("cut")
     assert engine.control(Continue())
     assert len(ids_of(future.result())) < 150
