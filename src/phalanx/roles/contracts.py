@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.errors import PhalanxError
-from phalanx.schema.roles import EngineGroupSpec, InferenceModelSpec
+from phalanx.schema.roles import EngineGroupSpec, InferenceModelSpec, Ownership
 
 
 class Tag(enum.StrEnum):
@@ -183,10 +183,24 @@ ConnectEngine = Callable[[str], EngineControl]
 """The control calls of the engine at a URL; connects at the first call."""
 
 
+class PlacementGroup(Protocol):
+    """What a role's replicas run in, where a cluster keeps devices together for it."""
+
+    @property
+    def owner(self) -> Ownership:
+        """Who deletes it."""
+        ...
+
+    async def delete(self) -> None:
+        """Give its devices back to the cluster. Any number of times."""
+        ...
+
+
 @dataclass(frozen=True)
 class Backends:
-    """What a manager makes replicas with."""
+    """What a manager makes replicas with. It deletes the placement groups that it owns."""
 
     launcher: Launcher
     connect: ConnectEngine
     open_router: OpenRouter
+    placement_groups: tuple[PlacementGroup, ...] = ()

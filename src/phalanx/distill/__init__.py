@@ -1,0 +1,1 @@
+"""On-policy distillation with phases: rollouts, deferred scoring of whole batches, and the loss."""

@@ -1,0 +1,1 @@
+"""Which role may be resident when: phases, leases on bundles, and a journal of both."""
