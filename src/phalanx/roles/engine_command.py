@@ -16,6 +16,7 @@ from phalanx import settings
 from phalanx.errors import ConfigurationError
 from phalanx.roles.child_process import Command
 from phalanx.roles.contracts import ReplicaLaunch
+from phalanx.roles.engine_ranks import TP_NAMES, plain_names, says_ranks, sglang_tensor_parallel
 from phalanx.schema.roles import EngineGroupSpec, EngineKind, WeightSource, WorkerType
 
 PHALANX_FLAGS = frozenset(
@@ -86,9 +87,6 @@ SGLANG_OWN: Mapping[str, str] = {
     "dist_init_addr": _LAUNCHER,
 }
 BOOTSTRAP_PORT = "bootstrap_port"
-_TP_NAMES = ("tp", "tp_size", "tensor_parallel_size")
-_PP_NAMES = ("pp", "pp_size", "pipeline_parallel_size")
-_DP_NAMES = ("dp", "dp_size", "data_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def _phalanx_flags(
         flags += ["--role", group.worker_type.value]
     if address.bootstrap_port is not None:
         flags += ["--bootstrap-port", str(address.bootstrap_port)]
-    if group.ranks_per_replica > 1 and not _says_ranks(options):
+    if group.ranks_per_replica > 1 and not says_ranks(options):
         flags += ["--tp", str(group.ranks_per_replica)]
     for name, value in options.items():
         if value is None:
@@ -194,20 +192,16 @@ def _phalanx_flags(
     return flags
 
 
-def _says_ranks(options: Mapping[str, object]) -> bool:
-    return any(name == "tp" or name.startswith("parallel.") for name in options)
-
-
 def _sglang_flags(
     launch: ReplicaLaunch, address: ListenAddress, options: Mapping[str, object]
 ) -> list[str]:
     model, group = launch.model, launch.group
-    plain = {name.replace("-", "_"): value for name, value in options.items()}
+    plain = plain_names(options)
     # Without these two nothing is freed, and weights that nobody sends again are lost.
     plain.setdefault("enable_memory_saver", True)
     if model.weight_source is WeightSource.STATIC:
         plain.setdefault("enable_weights_cpu_backup", True)
-    if not any(name in plain for name in _TP_NAMES):
+    if not any(name in plain for name in TP_NAMES):
         ranks = _tensor_parallel_ranks(launch, plain)
         if ranks > 1:
             plain["tp_size"] = ranks
@@ -225,29 +219,10 @@ def _sglang_flags(
 
 
 def _tensor_parallel_ranks(launch: ReplicaLaunch, options: Mapping[str, object]) -> int:
-    """What pipeline stages and copies leave of the ranks. Attention that is data-parallel shares
-    the ranks of the rest of the model.
-    """
-    parts = _size(launch, options, _PP_NAMES)
-    if not options.get("enable_dp_attention"):
-        parts *= _size(launch, options, _DP_NAMES)
-    ranks = launch.group.ranks_per_replica
-    if ranks % parts:
-        raise ConfigurationError(
-            f"model {launch.model.name!r}: ranks_per_replica={ranks} cannot be cut into {parts}"
-            " equal parts, as pp_size and dp_size ask for"
-        )
-    return ranks // parts
-
-
-def _size(launch: ReplicaLaunch, options: Mapping[str, object], names: tuple[str, ...]) -> int:
-    given = next((options[name] for name in names if options.get(name) is not None), 1)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigurationError(
-            f"model {launch.model.name!r}: engine_args.{names[1]}={given!r} must be a whole number"
-            " from 1 on"
-        )
-    return given
+    try:
+        return sglang_tensor_parallel(options, launch.group.ranks_per_replica)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model {launch.model.name!r}: {error}") from None
 
 
 def _flag(name: str, value: object, separator: str | None) -> list[str]:
