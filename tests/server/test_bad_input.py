@@ -123,6 +123,18 @@ def test_known_but_unsupported_field(client, field, value):
     assert f"{field} is not supported" in message
 
 
+def test_what_serves_the_end_of_an_adapter_is_told(client):
+    message = refused(client.post("/generate", json={"text": "a", "lora_path": "adapter"}))
+    assert "merge it into the weights" in message
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/embeddings", "/v1/score"])
+def test_a_model_of_text_says_what_to_ask_instead_of_classes_and_scores(client, path):
+    response = client.post(path, json={"text": "a"})
+    assert response.status_code == 404
+    assert "/generate with return_logprob" in response.text
+
+
 def test_unknown_model(client):
     body = {"model": "gpt-x", "prompt": "a"}
     response = client.post("/v1/completions", json=body)

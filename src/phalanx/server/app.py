@@ -25,6 +25,7 @@ from phalanx.server.lifecycle import Lifecycle, Phase
 from phalanx.server.live import LiveRequests
 from phalanx.server.metrics import ServerMetrics
 from phalanx.server.operations.parts import create_operations
+from phalanx.server.routes.absent import absent_routes
 from phalanx.server.routes.chat import ChatRoute
 from phalanx.server.routes.completions import CompletionRoute
 from phalanx.server.routes.generate import GenerateRoute
@@ -181,6 +182,7 @@ def _text_routes(
         Route("/v1/models", listing.index),
         Route("/v1/models/{name:path}", listing.one),
         Route("/health_generate", probe.__call__),
+        *absent_routes(refusals),
     ]
 
 
