@@ -139,11 +139,11 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
         if self.asleep:
             tags = ", ".join(sorted(self.asleep))
             return EngineAsleepError(
-                f"the engine is asleep: it gave the memory of {tags} back; wake it with "
-                "control(Wake()) first. The request was not started"
+                f"the engine is asleep: it gave the memory of {tags} back; wake it first, "
+                "with control(Wake()) or POST /resume_memory_occupation. The request was not started"
             )
         return EngineAsleepError(
             "the engine waits for weights, since those that it served were given back with their "
-            "memory; send all of them (LoadWeights, ReplaceWeights or ReceiveWeights) first. The "
-            "request was not started"
+            "memory; send all of them first (LoadWeights, ReplaceWeights or ReceiveWeights; over HTTP "
+            "/update_weights_from_disk and the like). The request was not started"
         )

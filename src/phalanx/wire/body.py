@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import re
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 import msgspec
 
@@ -17,6 +18,17 @@ _PATH = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<path>.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`")
 _NOT_FINITE = re.compile(rb"[:\[,]\s*-?(NaN|Infinity)\b")
 _TYPES = re.compile(r"`([^`]*)`")
+_LORA = "no LoRA adapters are served: merge it into the weights, and serve or send those"
+_INSTEAD = {
+    "lora_path": _LORA,
+    "lora_id": _LORA,
+    "image_data": "only text and token ids are read",
+    "video_data": "only text and token ids are read",
+    "audio_data": "only text and token ids are read",
+    "input_embeds": "send text or input_ids",
+    "session_params": "send the whole prompt: what was cached of its beginning is used again",
+}
+"""Why, or what serves the same end, by the fields that somebody may rely on."""
 
 
 class BodyDecoder(Generic[T]):
@@ -28,6 +40,13 @@ class BodyDecoder(Generic[T]):
         self._names = sorted(
             {field.name for struct in structs for field in msgspec.structs.fields(struct)}
         )
+        self._words = {
+            field.name: ", ".join(member)
+            for struct in structs
+            for field in msgspec.structs.fields(struct)
+            for member in (field.type, *get_args(field.type))
+            if isinstance(member, type) and issubclass(member, enum.StrEnum)
+        }
 
     def decode(self, body: bytes) -> T:
         """The body. Raises `MalformedRequestError` with the field's path where there is one."""
@@ -52,6 +71,8 @@ class BodyDecoder(Generic[T]):
                 field=f"{path}.{name}" if path else name,
             )
         what = _TYPES.sub(lambda found: found[1].replace(" | ", " or "), what)
+        if what.startswith("Invalid enum value") and path in self._words:
+            what += f"; allowed: {self._words[path]}"
         return MalformedRequestError(f"{path}: {what}" if path else what, field=path)
 
     def _nearest(self, name: str) -> str:
@@ -71,6 +92,8 @@ def refuse_unsupported(
             continue
         if value in neutral.get(name, ()):
             continue
+        instead = f" ({_INSTEAD[name]})" if name in _INSTEAD else ""
         raise MalformedRequestError(
-            f"{name} is not supported by this server; leave it out or send null", field=name
+            f"{name} is not supported by this server{instead}; leave it out or send null",
+            field=name,
         )

@@ -40,6 +40,12 @@ def test_asleep_is_503_on_every_route_and_wakes_to_the_same_answers(client):
     assert ids(client) == before
 
 
+def test_who_is_refused_is_told_how_to_wake_it(client):
+    post(client, "/release_memory_occupation", {})
+    refused = client.post("/generate", json={"text": "a"})
+    assert (refused.status_code, "POST /resume_memory_occupation" in refused.text) == (503, True)
+
+
 def test_tags_one_by_one_and_unknown_ones(client):
     post(client, RELEASE, {"tags": ["kv_cache"]})
     told = memory(client)

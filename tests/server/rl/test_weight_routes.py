@@ -277,6 +277,11 @@ def test_weights_by_a_group_that_a_trainer_makes(client, pool, second_dir, secon
         ({"names": [], "dtypes": [], "shapes": []}, "names is empty"),
         ({"names": ["a"], "dtypes": [], "shapes": [[1]]}, "dtypes 0 and shapes 1"),
         ({"names": ["a"], "name": "a"}, "give names, dtypes and shapes, or"),
+        ({"names": ["a"], "load_format": "flattened_bucket"}, "each weight by itself"),
+        (
+            {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "rl"},
+            "POST /init_weights_update_group",
+        ),
     ],
 )
 def test_lists_of_a_broadcast_that_do_not_fit(client, body, words):
@@ -367,6 +372,13 @@ def test_lora_ipc_and_sending_weights_are_refused_in_words(client):
     ):
         told = post(client, path, {}, 400).json()
         assert (told["success"], words in told["message"]) == (False, True)
+
+
+def test_a_word_that_is_none_is_told_the_words(client):
+    told = post(client, "/weights_checker", {"action": "sum"}, 400).json()
+    assert "allowed: snapshot, compare, checksum, reset_tensors" in told["message"]
+    told = post(client, "/pause_generation", {"mode": "stop"}, 400).json()
+    assert "allowed: abort, retract, in_place" in told["message"]
 
 
 def test_bodies_that_bring_weights_have_a_limit_of_their_own(first_dir):

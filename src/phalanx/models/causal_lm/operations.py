@@ -228,8 +228,9 @@ class Operations:
     def _expect_memory(self) -> None:
         if MemoryTag.WEIGHTS in self._asleep:
             raise InvalidRequestError(
-                "the memory for weights was given back; take it again with "
-                "control(Wake(frozenset({MemoryTag.WEIGHTS}))) first"
+                "the memory for weights was given back; take it again first, with "
+                "control(Wake(frozenset({MemoryTag.WEIGHTS}))) or POST /resume_memory_occupation "
+                '{"tags": ["weights"]}'
             )
 
     def _check(self, check: Callable[[], None]) -> None:

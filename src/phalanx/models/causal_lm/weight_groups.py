@@ -82,8 +82,8 @@ class WeightGroups:
         if op.group_name not in self._groups:
             joined = ", ".join(map(repr, self._groups)) or "none"
             raise InvalidRequestError(
-                f"weight group {op.group_name!r} is not joined (joined: {joined}); join it with "
-                "JoinWeightGroup first",
+                f"weight group {op.group_name!r} is not joined (joined: {joined}); join it first "
+                "(JoinWeightGroup, or POST /init_weights_update_group)",
                 field="group_name",
             )
         if not len(op.names) == len(op.dtypes) == len(op.shapes):

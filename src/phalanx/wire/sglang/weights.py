@@ -59,11 +59,19 @@ class DistributedBody(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     shape: list[int] | None = None
     group_name: str = GROUP
+    load_format: str | None = None
     abort_all_requests: bool = False
     weight_version: Version = None
 
     def op(self) -> ReceiveWeights:
         """What the engine is asked; the three lists belong together."""
+        if self.load_format not in (None, "", "auto"):
+            # A bucket is one broadcast of all: taken one by one, the group would hang.
+            raise InvalidRequestError(
+                f"load_format={self.load_format!r} is not received here; broadcast each weight by "
+                "itself, in the order of names, and leave load_format out",
+                field="load_format",
+            )
         names, dtypes, shapes = self.names, self.dtypes, self.shapes
         if self.name is not None:
             if names or self.dtype is None or self.shape is None:
