@@ -16,11 +16,16 @@ PhalanxError
 |  |- DeadlineExceededError (TimeoutError) there was no answer before the caller's deadline
 |  `- StreamStalledError                 its reader took nothing for too long
 |- WeightUpdateError (RuntimeError)      new weights: sent out of order, or incomplete; nothing changed
+|- SimulatedOutOfMemoryError (MemoryError) a simulated device's: what is asked for does not fit
 |- PhalanxDistError (RuntimeError)       the ranks of a replica: misused, not set up, or lost
 |  `- UnknownGroupError (KeyError)       a group of ranks that the topology does not have
 |- RoleOperationError (RuntimeError)     an operation on a role, as its manager was asked for it
 |  |- RoleOperationRefusedError          not allowed in the state it is in; nothing has changed
 |  `- RoleOperationFailedError           begun, and not completed on every replica
+|- BatchError (RuntimeError)             a batch of samples that is scored later; nothing of it is published
+|  |- ScoresMisalignedError              an answer that is not about the sample's tokens, or not whole
+|  |- BatchStateError                    a step that is not the next one
+|  `- SampleStoreError                   the store is full, in use, or holds what cannot be read
 `- EngineUnavailableError (RuntimeError) the engine's: it is closed or can no longer serve
    |- EngineAsleepError                  it gave memory back; the request never started
    |- EngineOverloadedError              its queue is full; the request never started
@@ -31,6 +36,8 @@ PhalanxError
 from __future__ import annotations
 
 __all__ = [
+    "BatchError",
+    "BatchStateError",
     "BodyTooLargeError",
     "CaptureMismatchError",
     "CheckpointError",
@@ -51,6 +58,9 @@ __all__ = [
     "RoleOperationError",
     "RoleOperationFailedError",
     "RoleOperationRefusedError",
+    "SimulatedOutOfMemoryError",
+    "SampleStoreError",
+    "ScoresMisalignedError",
     "StreamStalledError",
     "UnknownGroupError",
     "UnknownModelError",
@@ -135,6 +145,13 @@ class WeightUpdateError(PhalanxError, RuntimeError):
     """A weight update is out of order or incomplete; the weights that are served are the old ones."""
 
 
+class SimulatedOutOfMemoryError(PhalanxError, MemoryError):
+    """A simulated device has no room for what a process wants to hold; it holds what it did before.
+
+    The message says who holds how much.
+    """
+
+
 class PhalanxDistError(PhalanxError, RuntimeError):
     """Ranks cannot communicate as asked: a call is wrong, nothing is set up, or a rank is lost."""
 
@@ -157,6 +174,22 @@ class RoleOperationRefusedError(RoleOperationError):
 
 class RoleOperationFailedError(RoleOperationError):
     """It was begun, and did not end well on every replica; the message names each, and why."""
+
+
+class BatchError(PhalanxError, RuntimeError):
+    """A batch of samples could not go on; what its store has is what it had before."""
+
+
+class ScoresMisalignedError(BatchError):
+    """Scores are missing, not finite, or of other tokens than the sample's."""
+
+
+class BatchStateError(BatchError):
+    """The batch is not where this step begins; the message says what comes first."""
+
+
+class SampleStoreError(BatchError):
+    """The store of samples is full, is in use by another process, or was damaged."""
 
 
 class EngineUnavailableError(PhalanxError, RuntimeError):
