@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -134,6 +135,41 @@ def cache_dir() -> Path:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phalanx"
+
+
+@dataclass(frozen=True)
+class SimulatedDevices:
+    """Devices of a ledger that this process has, in its own numbering, and what it is called there."""
+
+    file: Path
+    devices: tuple[int, ...]
+    owner: str | None = None
+
+    def variable(self) -> dict[str, str]:
+        """The environment variable that says this."""
+        owner = "" if self.owner is None else f"@{self.owner}"
+        numbers = ",".join(map(str, self.devices))
+        return {PREFIX + "SIMULATED_DEVICES": f"{self.file}:{numbers}{owner}"}
+
+
+_SIMULATED = re.compile(r"(?P<file>.+):(?P<devices>\d+(?:,\d+)*)(?:@(?P<owner>[^@:]+))?")
+
+
+def simulated_devices() -> SimulatedDevices | None:
+    """`PHALANX_SIMULATED_DEVICES`: a ledger's file and which of its devices this process has, as
+    `/run/job.devices:0,1`, or with the name to hold them by as `/run/job.devices:0,1@trainer`.
+    """
+    return _read("SIMULATED_DEVICES", _devices, "FILE:N,N,... or FILE:N,N,...@OWNER, each N once")
+
+
+def _devices(raw: str) -> SimulatedDevices:
+    found = _SIMULATED.fullmatch(raw)
+    if found is None:
+        raise ValueError(raw)
+    devices = tuple(map(int, found["devices"].split(",")))
+    if len(set(devices)) != len(devices):
+        raise ValueError(raw)
+    return SimulatedDevices(Path(found["file"]), devices, found["owner"])
 
 
 @dataclass(frozen=True)
