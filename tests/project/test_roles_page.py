@@ -23,6 +23,7 @@ from phalanx.roles.job_sections import (
     LauncherSection,
     LogSection,
     ModelSection,
+    PlacementSection,
     RoleSection,
 )
 from phalanx.schema.roles import DeploymentSpec, RoutingSpec
@@ -34,6 +35,7 @@ SECTIONS = {
     "gateway": GatewaySection,
     "control": ControlSection,
     "launcher": LauncherSection,
+    "placement": PlacementSection,
     "log": LogSection,
     f"{ROLE}.routing": RoutingSpec,
     f"{ROLE}.deployment": DeploymentSpec,
@@ -50,7 +52,13 @@ DEFAULTS = {
     )
     if f"{path}.{field.name}" not in {*SECTIONS, f"{ROLE}.models"}
 }
-WORDED = {f"{ROLE}.workload", f"{MODEL}.model", f"{MODEL}.replicas", f"{MODEL}.served_model_name"}
+WORDED = {
+    f"{ROLE}.deployment.placement",
+    f"{ROLE}.workload",
+    f"{MODEL}.model",
+    f"{MODEL}.replicas",
+    f"{MODEL}.served_model_name",
+}
 """Their defaults are said in words."""
 
 

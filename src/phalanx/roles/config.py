@@ -15,6 +15,7 @@ import msgspec
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.external_pool import base_url
+from phalanx.roles.file_section import file_section
 from phalanx.roles.job_sections import (
     ControlSection,
     GatewaySection,
@@ -25,21 +26,26 @@ from phalanx.roles.job_sections import (
     ModelSection,
     RoleSection,
 )
+from phalanx.roles.placement.planner import check_role_names, plan
+from phalanx.roles.placement.section import (
+    check_role_mode,
+    group_placement,
+    num_replicas,
+    placement_request,
+    placement_section,
+)
 from phalanx.roles.sampling_section import check_sampling
-from phalanx.schema.file_keys import check_choices, check_keys, readable
 from phalanx.schema.file_paths import resolved
+from phalanx.schema.job_placement import PlacementPlan
 from phalanx.schema.roles import (
-    DeploymentSpec,
     EngineGroupSpec,
     EngineKind,
     InferenceModelSpec,
     InferenceRoleSpec,
-    PlacementMode,
     WorkloadType,
 )
 from phalanx.schema.yaml_text import parse_yaml
 
-T = TypeVar("T")
 SectionT = TypeVar("SectionT", bound=msgspec.Struct)
 
 _GROUP_DEFAULTS = msgspec.structs.asdict(GroupSection())
@@ -54,6 +60,8 @@ class JobConfig:
     launcher: LauncherSection
     log: LogSection
     roles: tuple[InferenceRoleSpec, ...]
+    plan: PlacementPlan | None = None
+    """Where they run and in which phases; None for a file that says nothing of placement."""
 
 
 def parse_job(
@@ -74,19 +82,34 @@ def parse_job(
         )
     for key, value in (overrides or {}).items():
         _put(document, key, value, source)
-    job = _section(document, JobSection, source, "")
+    job = file_section(document, JobSection, source, "")
     roles = tuple(
         _role(name, value, source, directory)
         for name, value in _named(job.roles, source, "roles").items()
     )
     _check_urls(roles, source)
+    placement = _plan(job, roles, source)
     return JobConfig(
         _with_paths(job.gateway, ("tls_cert", "tls_key"), directory),
         job.control,
         _with_paths(job.launcher, ("sglang_python", "router_python"), directory),
         _with_paths(job.log, ("directory",), directory),
-        roles,
+        roles if placement is None else placement.roles,
+        placement,
     )
+
+
+def _plan(
+    job: JobSection, roles: tuple[InferenceRoleSpec, ...], source: str
+) -> PlacementPlan | None:
+    section = placement_section(job.placement, source)
+    check_role_mode(section, job.roles, roles, source)
+    request = None if section is None else placement_request(section, roles, source)
+    try:
+        check_role_names(roles)
+        return None if request is None else plan(request)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from None
 
 
 def _check_urls(roles: Sequence[InferenceRoleSpec], source: str) -> None:
@@ -113,19 +136,6 @@ def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> N
     document[last] = value
 
 
-def _section(value: object, kind: type[T], source: str, path: str) -> T:
-    """`value` as a section of the file, which is at `path` in it."""
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{source}: {path} must hold keys of its own")
-    prefix = f"{path}." if path else ""
-    check_keys(value, kind, source, prefix)
-    check_choices(value, kind, source, prefix)
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {prefix}{readable(error)}") from None
-
-
 def _named(value: dict[Any, Any], source: str, path: str) -> dict[str, Any]:
     if not value:
         raise ConfigurationError(f"{source}: {path} is empty; give at least one by its name")
@@ -139,12 +149,12 @@ def _named(value: dict[Any, Any], source: str, path: str) -> dict[str, Any]:
 
 def _role(name: str, value: object, source: str, directory: Path | None) -> InferenceRoleSpec:
     path = f"roles.{name}"
-    section = _section(value, RoleSection, source, path)
+    section = file_section(value, RoleSection, source, path)
     with _naming(source, path):
         return InferenceRoleSpec(
             role=name,
             workload=_workload(name, section),
-            deployment=_deployment(section.deployment),
+            deployment=section.deployment,
             routing=section.routing,
             models=tuple(
                 _model(model, described, source, f"{path}.models.{model}", directory)
@@ -164,19 +174,10 @@ def _workload(name: str, section: RoleSection) -> WorkloadType:
         raise ConfigurationError(f"workload is missing; it is one of {known}") from None
 
 
-def _deployment(spec: DeploymentSpec) -> DeploymentSpec:
-    if spec.placement is not PlacementMode.DECOUPLED:
-        raise ConfigurationError(
-            f"deployment.placement={spec.placement.value!r} cannot be run yet; leave it out, or say"
-            f" {PlacementMode.DECOUPLED.value}"
-        )
-    return spec
-
-
 def _model(
     name: str, value: object, source: str, path: str, directory: Path | None
 ) -> InferenceModelSpec:
-    section = _section(value, ModelSection, source, path)
+    section = file_section(value, ModelSection, source, path)
     check_sampling(section.sampling, source, f"{path}.sampling")
     with _naming(source, path):
         groups = _groups(section, source, path)
@@ -215,7 +216,7 @@ def _groups(section: ModelSection, source: str, path: str) -> tuple[EngineGroupS
     made = []
     for index, value in enumerate(section.groups):
         place = f"{path}.groups[{index}]"
-        described = _section(value, GroupSection, source, place)
+        described = file_section(value, GroupSection, source, place)
         with _naming(source, place):
             made.append(_group(described))
     return tuple(made)
@@ -229,18 +230,20 @@ def _environment(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _group(section: GroupSection) -> EngineGroupSpec:
-    replicas, external = section.replicas, section.engine is EngineKind.EXTERNAL
+    external = section.engine is EngineKind.EXTERNAL
     if external and not section.urls:
         raise ConfigurationError("engine: external needs urls, one a replica")
-    if replicas is None:
-        replicas = len(section.urls) if external else 1
     return EngineGroupSpec(
-        num_replicas=replicas,
+        num_replicas=len(section.urls)
+        if external and section.replicas is None
+        else num_replicas(section),
         engine=section.engine,
         worker_type=section.worker_type,
         ranks_per_replica=section.ranks,
+        nodes_per_replica=section.nodes,
         engine_args=section.engine_args,
         urls=tuple(base_url(url) for url in section.urls),
+        placement=group_placement(section),
     )
 
 

@@ -11,6 +11,7 @@ from phalanx.errors import ConfigurationError
 from phalanx.schema.roles import (
     DeploymentSpec,
     EngineKind,
+    PlacementMode,
     RouteMode,
     RoutingSpec,
     WeightSource,
@@ -84,13 +85,48 @@ class LogSection(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"level={self.level!r} is not known; allowed: {allowed}")
 
 
+class PlacementSection(msgspec.Struct, frozen=True, kw_only=True):
+    """On which devices the roles and the trainer run, and in which phases.
+
+    `nodes` are that many of `devices_per_node`, or a list of names and devices. `device_memory_mib`
+    makes the devices simulated ones of that size. Each of `phases` is a name or a `PhaseSection`.
+    """
+
+    mode: PlacementMode = PlacementMode.DECOUPLED
+    nodes: int | list[Any] = 1
+    devices_per_node: int | None = None
+    device_memory_mib: int | None = None
+    trainer_devices: int = 0
+    phases: list[Any] = []
+    external_groups: tuple[str, ...] = ()
+
+
+class NodeSection(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine; `devices` None: `devices_per_node`."""
+
+    name: str
+    devices: int | None = None
+
+
+class PhaseSection(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase and who may be resident in it: roles, or the trainer."""
+
+    name: str
+    roles: tuple[str, ...]
+
+
 class GroupSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal replicas of a model. `replicas` None: one, or as many as there are `urls`."""
+    """Equal replicas of a model. `replicas` None: one, or as many as there are `urls`, `devices` or
+    `bundles` for.
+    """
 
     engine: EngineKind = EngineKind.PHALANX
     replicas: int | None = None
+    devices: int | None = None
+    bundles: tuple[int, ...] = ()
     worker_type: WorkerType = WorkerType.REGULAR
     ranks: int = 1
+    nodes: int = 1
     engine_args: dict[str, Any] = {}
     urls: tuple[str, ...] = ()
 
@@ -124,10 +160,13 @@ class RoleSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSection(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. Each of `roles` is a `RoleSection`."""
+    """The whole file. Each of `roles` is a `RoleSection`, and `placement` a `PlacementSection` or its
+    mode alone.
+    """
 
     roles: dict[Any, Any]
     gateway: GatewaySection = GatewaySection()
     control: ControlSection = ControlSection()
     launcher: LauncherSection = LauncherSection()
+    placement: Any = None
     log: LogSection = LogSection()

@@ -129,8 +129,9 @@ class ReplicaPlacement:
 class PlacementPlan:
     """Every bundle of a job, before anything is made.
 
-    `roles` are those of the request with each group's `placement` filled in. `phases` are empty
-    unless bundles are shared by turns.
+    `roles` are those of the request with each group's `placement` filled in; a group of external
+    engines has none. `phases` are in their order, in every mode, and never empty. `groups` are
+    empty where nothing has devices, or a decoupled job has said of none.
     """
 
     mode: PlacementMode
@@ -152,16 +153,21 @@ class PlacementPlan:
         return tuple(group.bundles[index] for index in replica.bundle_indices)
 
     def bundles_of(self, user: str) -> frozenset[Bundle]:
-        """All devices of a role, or of the trainer."""
+        """All devices of a role, or of the trainer; also those that its replicas may be scaled into."""
         if user == TRAINER:
             return frozenset(
                 self.group(ACTOR_GROUP).bundles[index] for index in self.trainer_bundles
             )
+        name = user if self.mode is PlacementMode.DECOUPLED else ACTOR_GROUP
         return frozenset(
-            bundle
-            for replica in self.replicas
-            if replica.role == user
-            for bundle in self.bundles(replica)
+            bundles[index]
+            for role in self.roles
+            if role.role == user
+            for bundles in (each.bundles for each in self.groups if each.name == name)
+            for model in role.models
+            for group in model.engine_groups
+            if group.placement is not None
+            for index in group.placement.bundle_indices
         )
 
     def users(self) -> Iterator[str]:

@@ -218,7 +218,7 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
         ),
         (
             "roles: {rollout: {deployment: {placement: defer}, models: {a: {model: x}}}}",
-            "roles.rollout: deployment.placement='defer' cannot be run yet",
+            "roles.rollout.deployment.placement='defer', and the job's placement is decoupled; leave",
         ),
         (
             "roles: {rollout: {routing: {polcy: x}, models: {a: {model: x}}}}",

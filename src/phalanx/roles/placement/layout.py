@@ -1,0 +1,129 @@
+"""Deals devices to claims: hand-given bundles first, then the first free ones that fit, in the order
+of the roles. Nobody gets a device that somebody has in a phase of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx.errors import ConfigurationError
+from phalanx.roles.placement.claim import TRAINER_KEY, Claim, GroupKey
+from phalanx.roles.placement.given_bundles import check_apart, check_on_nodes, ways_out
+from phalanx.roles.placement.occupancy import Occupancy
+from phalanx.schema.job_placement import ClusterSpec
+from phalanx.schema.roles import PlacementMode
+
+Turns = Mapping[str, Sequence[str]]
+"""By role, and the trainer: the phases in which it may be resident."""
+ALWAYS = ("",)
+"""The turns of everybody where nobody gives way."""
+Devices = dict[GroupKey, Sequence[int]]
+
+
+def lay_out(
+    claims: Sequence[Claim], cluster: ClusterSpec, turns: Turns, mode: PlacementMode
+) -> Devices:
+    """The devices of each claim, engine by engine, as numbers over all nodes.
+
+    Raises `ConfigurationError` where they do not fit.
+    """
+    check_capacity(claims, cluster.num_devices, turns, mode)
+    in_order = [claim for claim in claims if not claim.given]
+    # Large engines first leave fewer gaps on nodes, where the order that people expect fails.
+    by_size = sorted(in_order, key=lambda claim: -claim.size)
+    unplaced = None
+    for order in (in_order, by_size):
+        occupancy, found = _with_given(claims, cluster, turns, mode)
+        unplaced = _deal(order, occupancy, turns, found)
+        if unplaced is None:
+            return found
+    assert unplaced is not None, "else the loop has returned"
+    raise _does_not_fit(unplaced, claims, cluster, mode)
+
+
+def check_capacity(claims: Sequence[Claim], pool: int, turns: Turns, mode: PlacementMode) -> None:
+    """Refuse more devices than there are, at any time."""
+    for phase, needed in needs(claims, turns).items():
+        total = sum(needed.values())
+        if total <= pool:
+            continue
+        who = ", ".join(f"{user} {count}" for user, count in needed.items())
+        what = f"phase {phase!r} of placement.phases" if phase else f"placement.mode={mode.value}"
+        raise ConfigurationError(
+            f"{what} needs {total} devices at the same time ({who}), and placement.nodes have"
+            f" {pool}; give fewer replicas or trainer_devices, or {_more(mode, needed, pool)}"
+        )
+
+
+def needs(claims: Sequence[Claim], turns: Turns) -> dict[str, dict[str, int]]:
+    """By phase and user, the number of devices."""
+    needed: dict[str, dict[str, int]] = {}
+    for claim in claims:
+        for phase in turns[claim.user]:
+            of_phase = needed.setdefault(phase, {})
+            of_phase[claim.user] = of_phase.get(claim.user, 0) + claim.num_devices
+    return needed
+
+
+def _more(mode: PlacementMode, needed: Mapping[str, int], pool: int) -> str:
+    devices = f"{sum(needed.values()) - pool} more in placement.nodes or placement.devices_per_node"
+    if len(needed) == 1:
+        return devices
+    if mode is PlacementMode.DEFER:
+        return f"{devices}, or let them take turns in phases of their own"
+    return f"{devices}, or say placement.mode: defer so that they take turns"
+
+
+def _with_given(
+    claims: Sequence[Claim], cluster: ClusterSpec, turns: Turns, mode: PlacementMode
+) -> tuple[Occupancy, Devices]:
+    phases = dict.fromkeys(phase for mine in turns.values() for phase in mine)
+    occupancy, found = Occupancy(cluster, list(phases)), Devices()
+    earlier: list[Claim] = []
+    for claim in claims:
+        if not claim.given:
+            continue
+        check_on_nodes(claim, occupancy)
+        mine = turns[claim.user]
+        if not occupancy.is_free(mine, claim.given):
+            for other in earlier:
+                shared = [phase for phase in mine if phase in turns[other.user]]
+                check_apart(claim, other, mode, shared)
+        occupancy.take(mine, claim.given)
+        found[claim.key] = claim.given
+        earlier.append(claim)
+    return occupancy, found
+
+
+def _deal(
+    order: Sequence[Claim], occupancy: Occupancy, turns: Turns, found: Devices
+) -> Claim | None:
+    """The first claim that finds no room, if any."""
+    for claim in order:
+        mine = turns[claim.user]
+        if claim.key == TRAINER_KEY:
+            devices = occupancy.anywhere(mine, claim.size)
+        else:
+            devices = occupancy.engines(mine, claim.size, claim.count, claim.num_nodes)
+        if devices is None:
+            return claim
+        occupancy.take(mine, devices)
+        found[claim.key] = devices
+    return None
+
+
+def _does_not_fit(
+    claim: Claim, claims: Sequence[Claim], cluster: ClusterSpec, mode: PlacementMode
+) -> ConfigurationError:
+    sizes = sorted({node.num_devices for node in cluster.nodes})
+    nodes = " or ".join(map(str, sizes))
+    if any(each.given for each in claims):
+        return ConfigurationError(
+            f"{claim.place}: {claim.count} engines of ranks={claim.size} find no room beside the"
+            f" bundles that others were given; {ways_out(mode)}"
+        )
+    return ConfigurationError(
+        f"{claim.place}: {claim.count} engines of ranks={claim.size} do not fit: there are devices"
+        f" enough, but an engine does not straddle nodes, which have {nodes} each; choose ranks that"
+        f" divide a node's devices, give fewer replicas, or more nodes in placement.nodes"
+    )

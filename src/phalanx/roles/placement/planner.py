@@ -1,0 +1,107 @@
+"""`plan`: a pure function from what a job asks for to every bundle of it. Whatever cannot be is
+refused here, before a placement group, a router, an engine or a data source is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from phalanx.errors import ConfigurationError
+from phalanx.roles.placement.assembly import assembled
+from phalanx.roles.placement.claim import Claim
+from phalanx.roles.placement.claims import check_shapes, claims_of
+from phalanx.roles.placement.layout import ALWAYS, Devices, Turns, lay_out
+from phalanx.roles.placement.phase_order import phases_of, turns
+from phalanx.schema.job_placement import (
+    ACTOR_GROUP,
+    TRAINER,
+    ClusterSpec,
+    NodeSpec,
+    PlacementPlan,
+    PlacementRequest,
+)
+from phalanx.schema.roles import InferenceRoleSpec, PlacementMode
+
+FIRST_NODE = "node-0"
+
+
+def plan(request: PlacementRequest) -> PlacementPlan:
+    """Where every replica and the trainer run, and when. Raises `ConfigurationError`.
+
+    A cluster without nodes: one node with as many devices as are needed or, for a decoupled job,
+    no plan of devices at all.
+    """
+    check_role_names(request.roles)
+    for role in request.roles:
+        _check_mode(role, request.mode)
+    _check_external(request)
+    claims = claims_of(request)
+    users = dict.fromkeys(claim.user for claim in claims)
+    phases = phases_of(request, users)
+    taken_in = {
+        user: turns(phases, user) if request.mode is PlacementMode.DEFER else ALWAYS
+        for user in users
+    }
+    if not request.cluster.nodes and request.mode is PlacementMode.DECOUPLED:
+        return replace(assembled(request, phases, (), {}), roles=request.roles)
+    cluster, devices = _laid_out(request, claims, taken_in)
+    return assembled(replace(request, cluster=cluster), phases, claims, devices)
+
+
+def _laid_out(
+    request: PlacementRequest, claims: Sequence[Claim], taken_in: Turns
+) -> tuple[ClusterSpec, Devices]:
+    cluster, mode = request.cluster, request.mode
+    if cluster.nodes:
+        check_shapes(claims, cluster)
+        return cluster, lay_out(claims, cluster, taken_in, mode)
+    enough = sum(claim.num_devices for claim in claims)
+    given = [bundle for claim in claims for bundle in claim.given]
+    roomy = replace(cluster, nodes=(NodeSpec(FIRST_NODE, max(given, default=0) + 1 + enough),))
+    check_shapes(claims, roomy)
+    devices = lay_out(claims, roomy, taken_in, mode)
+    used = max((max(mine) + 1 for mine in devices.values()), default=0)
+    return replace(cluster, nodes=(NodeSpec(FIRST_NODE, used),)), devices
+
+
+def check_role_names(roles: Sequence[InferenceRoleSpec]) -> None:
+    """Refuse names that placement has a meaning for, and the same name twice."""
+    seen: set[str] = set()
+    for role in roles:
+        if role.role in (TRAINER, ACTOR_GROUP):
+            what = "the trainer in phases" if role.role == TRAINER else "the trainer's group"
+            raise ConfigurationError(
+                f"roles.{role.role}: {role.role!r} is the name of {what}; choose another name, and"
+                " say workload for it"
+            )
+        if role.role in seen:
+            raise ConfigurationError(f"roles.{role.role} is given twice; choose another name")
+        seen.add(role.role)
+
+
+def _check_mode(role: InferenceRoleSpec, mode: PlacementMode) -> None:
+    # Decoupled is also what a role has that says nothing.
+    said = role.deployment.placement
+    if said not in (mode, PlacementMode.DECOUPLED):
+        raise ConfigurationError(
+            f"roles.{role.role}.deployment.placement={said.value!r}, and placement.mode="
+            f"{mode.value!r} is the whole job's; leave it out, or say placement.mode: {said.value}"
+        )
+
+
+def _check_external(request: PlacementRequest) -> None:
+    known = [role.role for role in request.roles]
+    for name in sorted(request.external_groups):
+        if name not in known:
+            raise ConfigurationError(
+                f"placement.external_groups has {name!r}, which is no role; roles:"
+                f" {', '.join(known)}"
+            )
+    if request.external_groups and request.mode is not PlacementMode.DECOUPLED:
+        names = ", ".join(sorted(request.external_groups))
+        raise ConfigurationError(
+            f"placement.external_groups has {names}, and with placement.mode={request.mode.value}"
+            f" all roles are in the one group {ACTOR_GROUP!r}, which the controller makes and deletes;"
+            " leave external_groups out, or say placement.mode: decoupled"
+        )
