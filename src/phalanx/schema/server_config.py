@@ -30,7 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `weight_source`: a `static` server serves the weights of its checkpoint and refuses all others, a
     `dynamic` one takes new ones from a trainer; a body that brings weights may have
-    `max_weights_bytes`. With `tls_cert` and `tls_key` (PEM files) every port speaks TLS.
+    `max_weights_bytes`. An update in several parts is given up where its trainer is not heard of for
+    `weight_update_timeout_s`. With `tls_cert` and `tls_key` (PEM files) every port speaks TLS.
 
     `role`: `both` answers alone; `prefill` and `decode` servers share the work of requests that a
     router pairs. A prefill server is asked for what it computed at `bootstrap_port` (0: a free one);
@@ -58,6 +59,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_json: bool = False
     weight_source: str = "dynamic"
     max_weights_bytes: int = 4 * 1024 * 1024 * 1024
+    weight_update_timeout_s: float = 600.0
     tls_cert: str | None = None
     tls_key: str | None = None
     role: str = "both"
@@ -101,6 +103,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("drain_timeout_s", self.drain_timeout_s),
             ("health_generate_timeout_s", self.health_generate_timeout_s),
             ("handoff_timeout_s", self.handoff_timeout_s),
+            ("weight_update_timeout_s", self.weight_update_timeout_s),
             ("grace_seconds", self.grace_seconds),
         ):
             if not (math.isfinite(seconds) and seconds >= 0):

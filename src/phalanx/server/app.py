@@ -74,9 +74,7 @@ def create_app(
     model_info = {} if serving is None else serving.model_info
     checkpoint = str(model_info.get("model_path", engine.plugin.name))
     models = ServedModels(config.public_name, checkpoint)
-    operations = create_operations(
-        engine, parts.live, parts.lifecycle, takes_weights=config.takes_weights
-    )
+    operations = create_operations(engine, parts.live, parts.lifecycle, config)
     bulky = Answering(config.max_weights_bytes, refusals, metrics, key="max_weights_bytes")
     info = InfoRoutes(engine, config, models, model_info, metrics)
     infer = InferRoute(engine, parts.live, answering)

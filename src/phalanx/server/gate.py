@@ -106,9 +106,11 @@ class Gate:
         return self._not_ready(path) if path in MODEL_PATHS else None
 
     def _not_ready(self, path: str) -> Response | None:
-        phase = self._lifecycle.phase
+        phase, refusal = self._lifecycle.phase, self._lifecycle.refusal
         if phase is Phase.READY:
-            return None
+            if refusal is None:
+                return None
+            return self._refusals.turned_away(path, refusal, 503, "weight_update_open")
         message = f"the server is {phase}; try again later or elsewhere"
         return self._refusals.turned_away(path, message, 503, phase)
 

@@ -36,10 +36,16 @@ class Lifecycle:
         self._idle.set()
         self._admitting = asyncio.Event()
         self._admitting.set()
+        self._refusal: str | None = None
 
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def refusal(self) -> str | None:
+        """Why requests for the model are refused though the server is ready."""
+        return self._refusal
 
     @property
     def num_in_flight(self) -> int:
@@ -72,6 +78,10 @@ class Lifecycle:
             self._admitting.set()
         else:
             self._admitting.clear()
+
+    def refuse(self, why: str | None) -> None:
+        """Refuse requests for the model from now on, those at the gate too; None ends it."""
+        self._refusal = why
 
     async def admitted(self) -> None:
         """Wait until new requests are let in."""

@@ -4,6 +4,7 @@ import base64
 import importlib
 import pickle
 import socket
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -226,6 +227,29 @@ def test_released_weights_of_a_trained_model_are_awaited(client, first_dir, seco
     assert ids(client) == before
 
 
+def dies_in_a_session(client, pool, trainer: Trainer, directory: Path) -> None:
+    """Requests are refused in words, and not held for ever, until somebody has sent everything."""
+    route, body = "/update_weights_from_distributed", {"dtypes": ["float32"], "shapes": [[32]]}
+    post(client, "/begin_weight_update")
+    update = pool.submit(post, client, route, {**body, "names": [NORM], "group_name": "rl"})
+    trainer.send([NORM])
+    assert update.result().json()["success"]
+    trainer.close()
+    lost = post(client, route, {**body, "names": [NORM], "group_name": "rl"}, 400).json()
+    assert "join the weight group 'rl' again" in lost["message"]
+    refused = client.post("/generate", json={"input_ids": PROMPT})
+    assert refused.status_code == 503
+    assert "a weight update was begun and not ended" in refused.text
+    assert "/end_weight_update" in client.get("/ready").text
+    post(
+        client,
+        TENSOR,
+        {"serialized_named_tensors": [as_file(weights_of(directory))]}
+        | {"load_format": "safetensors"},
+    )
+    post(client, "/end_weight_update")
+
+
 def test_weights_by_a_group_that_a_trainer_makes(client, pool, second_dir, second_answer):
     tensors = weights_of(second_dir)
     with socket.socket() as free:
@@ -261,6 +285,8 @@ def test_weights_by_a_group_that_a_trainer_makes(client, pool, second_dir, secon
             trainer.sent()
             assert update.result().json()["success"]
         assert (ids(client), version(client)) == (second_answer, "12")
+        dies_in_a_session(client, pool, trainer, second_dir)
+        assert ids(client) == second_answer
         for _ in range(2):
             left = post(client, "/destroy_weights_update_group", {"group_name": "rl"})
             assert left.json()["success"]

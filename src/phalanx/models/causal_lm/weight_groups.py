@@ -13,8 +13,10 @@ from phalanx.parallel.process_group import BACKENDS
 from phalanx.parallel.weight_group import WeightGroup
 from phalanx.schema.control import JoinWeightGroup, ReceiveWeights
 
-TIMEOUT_S = 300.0
-"""How long a trainer is waited for, when it makes the group and whenever it is to send."""
+MOST_TIMEOUT_S = 300.0
+PART = 3
+"""A trainer is waited for, when it makes the group and whenever it is to send, for this part of the
+time that the ranks wait for one another: else those that wait for this one would give up first."""
 
 Announced = tuple[str, tuple[int, ...], torch.dtype]
 """A tensor that is to come: name, shape, dtype."""
@@ -25,7 +27,7 @@ class WeightGroups:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._timeout_s = min(TIMEOUT_S, get_engine_config().runtime.dist_timeout_s)
+        self._timeout_s = min(MOST_TIMEOUT_S, get_engine_config().runtime.dist_timeout_s / PART)
         self._groups: dict[str, tuple[JoinWeightGroup, WeightGroup]] = {}
 
     def check(self, op: JoinWeightGroup, num_ranks: int) -> None:

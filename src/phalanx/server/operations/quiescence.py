@@ -70,13 +70,8 @@ class Quiescence:
             idle.cancel()
             still.cancel()
 
-    @property
-    def in_session(self) -> bool:
-        """Whether several operations belong together: requests wait until the last of them."""
-        return self._session
-
     def open_session(self) -> None:
-        """Any number of times."""
+        """Several operations belong together: requests wait until the last. Any number of times."""
         self._session = True
         self._update()
 

@@ -32,6 +32,7 @@ from phalanx.schema.control import (
 from phalanx.server.live import LiveRequests
 from phalanx.server.operations.quiescence import Quiescence
 from phalanx.server.operations.undertakings import Undertakings
+from phalanx.server.operations.update_session import UpdateSession
 from phalanx.wire.sglang.weights import MOST_NUMBERS
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class WeightOperations:
         engine: Engine,
         live: LiveRequests,
         quiescence: Quiescence,
+        session: UpdateSession,
         undertakings: Undertakings,
         *,
         dynamic: bool,
@@ -55,6 +57,7 @@ class WeightOperations:
         self._engine = engine
         self._live = live
         self._quiescence = quiescence
+        self._session = session
         self._undertakings = undertakings
         self.dynamic = dynamic
         """Whether other weights than the checkpoint's are taken."""
@@ -124,16 +127,14 @@ class WeightOperations:
         self.check_dynamic()
         # Held for this caller alone while it waits: it may leave, and another wait as well.
         async with self._quiescence.quiet():
-            self._quiescence.open_session()
+            self._session.begin()
 
     async def end(self, version: str | None) -> bool:
         """Let requests in again; False where nothing had begun."""
         self.check_dynamic()
         if version is not None:
             await self._applied(SetWeightVersion(version))
-        had_begun = self._quiescence.in_session
-        self._quiescence.close_session()
-        return had_begun
+        return self._session.end()
 
     async def read(self, name: str, rows: int) -> Numbers:
         """The first `rows` rows of a weight (numbers, where it has one dimension)."""
@@ -168,7 +169,11 @@ class WeightOperations:
         async with self._quiet(abort=abort):
             # Half-way into the engine it is too late to call them the checkpoint's.
             self.replaced = True
-            await self._applied(op)
+            await self._undertakings.done(self._in_session(op))
+
+    async def _in_session(self, op: ControlOp) -> None:
+        with self._session.working():
+            await self._apply(op)
 
     @asynccontextmanager
     async def _quiet(self, *, abort: bool) -> AsyncIterator[None]:

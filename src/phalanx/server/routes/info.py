@@ -44,6 +44,8 @@ class HealthRoutes:
         if memory is not None and not memory.ready:
             why = "asleep: " + ", ".join(sorted(memory.asleep)) if memory.asleep else "no weights"
             return PlainTextResponse(f"{why}\n", 503)
+        if self._lifecycle.refusal is not None:
+            return PlainTextResponse(f"{self._lifecycle.refusal}\n", 503)
         return await self.health(request)
 
     async def ping(self, request: Request) -> Response:
