@@ -128,6 +128,14 @@ def test_i39_a_ready_model_without_a_ready_replica_is_refused():
     assert refused(of).state == "draining"
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_i39_a_model_without_replicas_says_which_command_brings_some(direct):
+    error = refused(snapshot(model("math", state=ReplicaState.SLEEPING)), direct=direct)
+    assert "it has no replicas; `phalanx scale teacher/math N` adds some" in str(error)
+    starting = refused(snapshot(model("math", state=ReplicaState.STARTING)), direct=direct)
+    assert "it is starting, without engines" in str(starting)
+
+
 def test_a_role_without_models_is_not_ready_and_an_explicit_model_is_unknown_there():
     error = refused(snapshot())
     assert isinstance(error, RoleNotReadyError) and error.model is None and error.state is None

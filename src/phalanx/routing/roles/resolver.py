@@ -174,6 +174,13 @@ def _why(snapshot: RoleSnapshot, model: RoleModel, *, direct: bool) -> tuple[str
         return "its router is not there yet", RETRY_AFTER_S
     if any(replica.worker_type is not WorkerType.REGULAR for replica in model.replicas):
         return "prefill and decode need a router, and it has none", LONG_RETRY_AFTER_S
+    if not model.replicas and model.state is ReplicaState.SLEEPING:
+        role = snapshot.role
+        why = (
+            f"it has no replicas; `phalanx scale {role}/{model.name} N` adds some, and `phalanx wake"
+            f" {role}` starts those of a role that was never started"
+        )
+        return why, LONG_RETRY_AFTER_S
     states = Counter(replica.state for replica in model.replicas)
     listed = ", ".join(f"{states[state]} {state}" for state in ReplicaState if states[state])
     engines = f"it is {model.state}" + (f" ({listed})" if listed else ", without engines")
