@@ -47,7 +47,11 @@ def from_relax_args(arguments: Mapping[str, object]) -> tuple[InferenceRoleSpec,
     not known, or a layout that cannot be.
     """
     flags = RelaxFlags(arguments)
-    layout = Layout(flags)
+    return roles_of(flags, Layout(flags))
+
+
+def roles_of(flags: RelaxFlags, layout: Layout) -> tuple[InferenceRoleSpec, ...]:
+    """As `from_relax_args`, with a layout that has dealt no devices yet."""
     roles = [_rollout(flags, layout)]
     if "genrm_model_path" in flags or "genrm_instances" in flags:
         roles.append(_genrm(flags, layout))

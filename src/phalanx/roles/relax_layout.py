@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.relax_flags import RelaxFlags
+from phalanx.schema.job_placement import ACTOR_GROUP
 from phalanx.schema.roles import (
     EngineGroupSpec,
     EngineKind,
@@ -16,7 +17,6 @@ from phalanx.schema.roles import (
     WorkerType,
 )
 
-ACTOR_GROUP = "actor"
 _DEFAULT_NODE = 8
 
 
@@ -78,8 +78,8 @@ class Layout:
     def __init__(self, flags: RelaxFlags) -> None:
         self._flags = flags
         self._resource = flags.mapping("resource")
-        self._colocated = flags.is_on("colocate") and not flags.is_on("hybrid")
-        self._gpus_per_node = flags.number("num_gpus_per_node", _DEFAULT_NODE) or _DEFAULT_NODE
+        self.is_colocated = flags.is_on("colocate") and not flags.is_on("hybrid")
+        self.gpus_per_node = flags.number("num_gpus_per_node", _DEFAULT_NODE) or _DEFAULT_NODE
         self._next: dict[str, int] = {}
         self.actor_gpus = self._actor_gpus()
         self.rollout_gpus = self._rollout_gpus()
@@ -113,10 +113,10 @@ class Layout:
                 f"{role}: {gpus} GPUs cannot be divided into engines of {ranks}; change the number"
                 " of GPUs, or of those of an engine"
             )
-        if ranks > self._gpus_per_node and ranks % self._gpus_per_node:
+        if ranks > self.gpus_per_node and ranks % self.gpus_per_node:
             raise ConfigurationError(
                 f"{role}: an engine of {ranks} GPUs is larger than a machine of"
-                f" {self._gpus_per_node} and must fill whole ones"
+                f" {self.gpus_per_node} and must fill whole ones"
             )
         used = self._next.get(role, 0)
         self._next[role] = used + gpus
@@ -125,14 +125,14 @@ class Layout:
             self._beginning(role) + used,
             gpus // ranks,
             ranks,
-            self._gpus_per_node,
-            Ownership.CONTROLLER if self._colocated else Ownership.MANAGER,
+            self.gpus_per_node,
+            Ownership.CONTROLLER if self.is_colocated else Ownership.MANAGER,
             self.mode(role) is PlacementMode.DEFER,
         )
 
     def mode(self, role: str) -> PlacementMode:
         """How the role shares devices. Rollout defers where a role that scores its answers does."""
-        if not self._colocated:
+        if not self.is_colocated:
             return PlacementMode.DECOUPLED
         deferring = {"genrm": self._judges_share, "teacher": self._teachers_share}
         deferred = any(deferring.values()) if role == "rollout" else deferring[role]
@@ -140,7 +140,7 @@ class Layout:
 
     def check(self) -> None:
         """Whether what was dealt fits the trainer's devices. Raises `ConfigurationError`."""
-        if not self._colocated:
+        if not self.is_colocated:
             return
         ends = {role: self._beginning(role) + used for role, used in self._next.items()}
         for role, end in ends.items():
@@ -184,7 +184,7 @@ class Layout:
 
     def _beginning(self, role: str) -> int:
         """Of the role's bundles, in the trainer's group or in one of its own."""
-        if not self._colocated or role == "rollout" or self.mode(role) is PlacementMode.DEFER:
+        if not self.is_colocated or role == "rollout" or self.mode(role) is PlacementMode.DEFER:
             return 0
         before = self.rollout_gpus
         if role == "teacher" and self.mode("genrm") is PlacementMode.SPLIT:
@@ -202,7 +202,7 @@ class Layout:
             return gpus
         if self._flags.is_on("rollout_external") or "rollout_external_engine_addrs" in self._flags:
             return 0
-        if self._colocated:
+        if self.is_colocated:
             return self.actor_gpus
         raise ConfigurationError(
             "--rollout-num-gpus is missing; give it, or the rollout of --resource"

@@ -8,7 +8,7 @@ from phalanx.roles.pool import ModelPool
 from phalanx.roles.slot import Slot
 from phalanx.roles.together import all_to_their_ends, raise_failures
 from phalanx.routing.roles.snapshot import ReplicaState
-from phalanx.schema.roles import EngineKind
+from phalanx.schema.roles import EngineKind, InferenceModelSpec, Ownership
 
 
 async def scale(pool: ModelPool, num_replicas: int) -> None:
@@ -44,6 +44,22 @@ def check_scale(pool: ModelPool, num_replicas: int) -> None:
         raise ConfigurationError(
             f"model {model.name!r} has {len(model.engine_groups)} engine groups; only a model of"
             " one group is scaled"
+        )
+    _check_bundles(model, num_replicas)
+
+
+def _check_bundles(model: InferenceModelSpec, num_replicas: int) -> None:
+    """A planned model has the bundles of its plan, and all others are somebody else's."""
+    (group,) = model.engine_groups
+    placement = group.placement
+    if placement is None or not (placement.gpu_ids or placement.pg_owner is Ownership.CONTROLLER):
+        return
+    most = len(placement.bundle_indices) // group.ranks_per_replica
+    if num_replicas > most:
+        raise ConfigurationError(
+            f"replicas={num_replicas}: model {model.name!r} has bundles for {most} replicas of"
+            f" ranks={group.ranks_per_replica}, and none is free; give it more bundles in the job's"
+            f" file (bundles, devices or replicas) and start it anew, or scale to at most {most}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from phalanx.errors import ConfigurationError
 from phalanx.roles.placement.claim import TRAINER_KEY, Claim, GroupKey
 from phalanx.roles.placement.layout import Devices
 from phalanx.roles.placement.phase_order import turns
@@ -39,15 +40,14 @@ def assembled(
         numbers, groups = _own_groups(request, claims, devices, bundles)
     else:
         numbers, groups = _one_group(claims, devices, bundles)
+    deferred = request.mode is PlacementMode.DEFER
     placements = {
         claim.key: ModelPlacement(
             pg_owner=_owner(request, claim.user),
             bundle_indices=tuple(numbers[claim.key]),
             gpu_ids=tuple(bundles[device].device for device in devices[claim.key]),
-            activation_group=ACTOR_GROUP if request.mode is PlacementMode.DEFER else None,
-            activation_phase=(
-                turns(phases, claim.user)[0] if request.mode is PlacementMode.DEFER else None
-            ),
+            activation_group=ACTOR_GROUP if deferred else None,
+            activation_phase=turns(phases, claim.user)[0] if deferred else None,
         )
         for claim in claims
         if claim.key != TRAINER_KEY
@@ -117,7 +117,14 @@ def _placed(
         replace(
             model,
             engine_groups=tuple(
-                replace(group, placement=placements.get((role.role, model.name, index)))
+                replace(
+                    group,
+                    placement=_as_said(
+                        f"roles.{role.role}.models.{model.name}",
+                        group.placement,
+                        placements.get((role.role, model.name, index)),
+                    ),
+                )
                 for index, group in enumerate(model.engine_groups)
             ),
         )
@@ -133,6 +140,22 @@ def _placed(
         start_asleep=deferred or role.deployment.start_asleep,
     )
     return replace(role, models=models, deployment=deployment)
+
+
+def _as_said(
+    place: str, said: ModelPlacement | None, planned: ModelPlacement | None
+) -> ModelPlacement | None:
+    """What is planned, which must be what a program has said beside the bundles."""
+    if said is None or planned is None:
+        return planned
+    for name in ("gpu_ids", "activation_group", "activation_phase"):
+        given, made = getattr(said, name), getattr(planned, name)
+        if given and given != made:
+            raise ConfigurationError(
+                f"{place}: {name}={given!r}, and by its bundles and phases it is {made!r}; leave it"
+                " out, which is then filled in, or change bundles or placement.phases"
+            )
+    return planned
 
 
 def _replicas(request: PlacementRequest, placements: Placements) -> Iterator[ReplicaPlacement]:
