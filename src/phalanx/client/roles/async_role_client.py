@@ -66,6 +66,11 @@ class AsyncRoleClient:
         follower = self._calls.follower
         return follower.mirror.snapshot if follower.heard else None
 
+    @property
+    def is_engine(self) -> bool:
+        """Whether the URL is that of one engine, which has no discovery."""
+        return self._url.is_engine
+
     async def generate(
         self,
         payload: Mapping[str, object],

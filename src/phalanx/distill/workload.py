@@ -1,0 +1,188 @@
+"""The work of a rollout: answers to prompts, their grades, and the batch that they go to.
+
+Requests to roles are all that it makes. It starts, wakes, drains and stops nothing: whoever has the
+phases does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from phalanx.client import AsyncRoleClient
+from phalanx.distill.answer_part import AnswerPart, joined_spans
+from phalanx.distill.asking import JsonObject, Route, affinity_of, each, generate
+from phalanx.distill.judging import verdict
+from phalanx.distill.rollout import Grading, Prompt, RolloutSettings, checked_reward
+from phalanx.distill.sample import Sample, TeacherRequest
+from phalanx.distill.scoring import OnSample, ignore
+from phalanx.distill.token_table import TokenTable
+from phalanx.errors import ConfigurationError, InvalidRequestError, RequestFailedError
+
+
+class RolloutWorkload:
+    """Generates at the role behind `rollout` and has samples graded by the one behind `judge`.
+
+    Belongs to the event loop of its clients, which the caller closes.
+    """
+
+    def __init__(
+        self,
+        rollout: AsyncRoleClient,
+        settings: RolloutSettings,
+        *,
+        judge: AsyncRoleClient | None = None,
+        grading: Grading | None = None,
+    ) -> None:
+        if (judge is None) != (grading is None):
+            raise ConfigurationError("give judge and grading together, or neither")
+        self.settings = settings
+        self._rollout = rollout
+        self._judge = judge
+        self._grading = grading
+
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        batch_id: str,
+        *,
+        have: Mapping[str, Sample] | None = None,
+        on_sample: OnSample = ignore,
+    ) -> list[Sample]:
+        """`num_samples` samples of each prompt, group after group in the order of the prompts.
+
+        Those that `have` holds by their id are not asked for again. `on_sample` gets each new one as
+        it is there. A request that never started is sent again, and an answer that was cut off goes
+        on where it stopped; one that got lost is an error, after all that run have come to their end.
+        """
+        known = have or {}
+        _check_groups(prompts)
+
+        async def one(job: tuple[Prompt, int]) -> Sample:
+            prompt, index = job
+            sample_id = f"{prompt.group_id}/{index}"
+            if sample_id in known:
+                return known[sample_id]
+            sample = await self._answer(prompt, index, sample_id, batch_id)
+            await on_sample(sample)
+            return sample
+
+        jobs = [(prompt, at) for prompt in prompts for at in range(self.settings.num_samples)]
+        return await each(jobs, one, self.settings.asking.max_concurrency)
+
+    async def evaluate(
+        self, samples: Sequence[Sample], on_sample: OnSample = ignore
+    ) -> list[Sample]:
+        """Copies of the samples with the judge's `verdict` and their `reward`, in their order.
+
+        One that has a reward is not judged again.
+        """
+        judge, grading = self._judge, self._grading
+        if judge is None or grading is None:
+            raise ConfigurationError("this workload has no judge; give judge and grading")
+
+        async def one(sample: Sample) -> Sample:
+            if sample.reward is not None:
+                return sample
+            said = await verdict(judge, grading, sample)
+            reward = checked_reward(grading.reward(said, sample), sample.sample_id, said)
+            graded = msgspec.structs.replace(sample, verdict=said, reward=reward)
+            await on_sample(graded)
+            return graded
+
+        return await each(samples, one, grading.asking.max_concurrency)
+
+    async def _answer(self, prompt: Prompt, index: int, sample_id: str, batch_id: str) -> Sample:
+        """The whole answer, in as many parts as it is cut into."""
+        settings = self.settings
+        parts: list[AnswerPart] = []
+        while True:
+            tokens = [token for part in parts for token in part.token_ids]
+            payload = self._payload(prompt, parts, tokens)
+            payload["sampling_params"] = {
+                **settings.sampling,
+                "max_new_tokens": settings.max_new_tokens - len(tokens),
+                "sampling_seed": settings.seed_of(batch_id, prompt.group_id, index, len(tokens)),
+            }
+            route = Route(settings.model, affinity=affinity_of(prompt.group_id))
+            answer = await generate(self._rollout, payload, route, settings.asking)
+            part = AnswerPart.read(answer, settings.top_logprobs)
+            self._check_version(sample_id, part)
+            parts.append(part)
+            is_whole = part.finish_reason != "abort"
+            if is_whole or len(tokens) + len(part.token_ids) >= settings.max_new_tokens:
+                return self._sample(prompt, index, sample_id, batch_id, parts)
+            if len(parts) > settings.max_continuations:
+                raise RequestFailedError(
+                    f"sample {sample_id!r} was cut off {len(parts)} times, after"
+                    f" {len(tokens) + len(part.token_ids)} tokens; raise max_continuations, or pause"
+                    " less often"
+                )
+
+    def _payload(
+        self, prompt: Prompt, parts: Sequence[AnswerPart], tokens: Sequence[int]
+    ) -> JsonObject:
+        payload: JsonObject = {"return_logprob": True, **prompt.fields}
+        if self.settings.top_logprobs:
+            payload["top_logprobs_num"] = self.settings.top_logprobs
+        if parts:
+            before = prompt.input_ids or parts[0].prompt_ids
+            payload.pop("text", None)
+            payload["input_ids"] = [*before, *tokens]
+        return payload
+
+    def _check_version(self, sample_id: str, part: AnswerPart) -> None:
+        wanted = self.settings.weight_version
+        found = {version for version, _ in part.weight_versions}
+        if wanted is not None and found - {wanted}:
+            raise RequestFailedError(
+                f"sample {sample_id!r} was made by version {', '.join(sorted(found))} of the student;"
+                f" version {wanted} has to answer"
+            )
+
+    def _sample(
+        self,
+        prompt: Prompt,
+        index: int,
+        sample_id: str,
+        batch_id: str,
+        parts: Sequence[AnswerPart],
+    ) -> Sample:
+        top_ids = [row for part in parts for row in part.top_ids]
+        top_scores = [row for part in parts for row in part.top_log_probs]
+        width = self.settings.top_logprobs
+        last = parts[-1].finish_reason
+        return Sample(
+            sample_id=sample_id,
+            group_id=prompt.group_id,
+            index=index,
+            prompt_ids=prompt.input_ids or parts[0].prompt_ids,
+            response_ids=tuple(token for part in parts for token in part.token_ids),
+            rollout_log_probs=tuple(value for part in parts for value in part.log_probs),
+            weight_versions=joined_spans(parts),
+            finish_reason="length" if last == "abort" else last,
+            seed=self.settings.seed_of(batch_id, prompt.group_id, index),
+            text="".join(part.text for part in parts),
+            student_topk=TokenTable.of(top_ids, top_scores, width) if width else None,
+            metadata=dict(prompt.metadata),
+            teacher=prompt.teacher,
+        )
+
+
+def with_teacher(
+    samples: Iterable[Sample], request_of: Callable[[Sample], TeacherRequest]
+) -> list[Sample]:
+    """Copies of the samples with what their teacher is asked, which may depend on their reward."""
+    return [msgspec.structs.replace(one, teacher=request_of(one)) for one in samples]
+
+
+def _check_groups(prompts: Sequence[Prompt]) -> None:
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.group_id in seen:
+            raise InvalidRequestError(
+                f"group_id {prompt.group_id!r} is given twice; every prompt needs its own",
+                field="group_id",
+            )
+        seen.add(prompt.group_id)
