@@ -6,6 +6,9 @@ python scripts/peer_env.py lerobot04    makes .venv-lerobot04 with LeRobot 0.4.4
 python scripts/peer_env.py lerobot06    makes .venv-lerobot06 with that of 0.6.1, which needs Python 3.12
 python scripts/peer_env.py lerobot-policy
                                         makes .venv-lerobot-policy with its pi0.5, to be measured
+python scripts/peer_env.py transferqueue
+                                        makes .venv-transferqueue with TransferQueue
+python scripts/peer_env.py trl          makes .venv-trl with TRL
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +31,15 @@ NO_PYTHON = 3
 class Peer:
     """`bare` packages are installed without what they ask for: LeRobot asks for far more than its
     client loads, and for an earlier torch. `local` are packages of this repository, used as they
-    lie. `python` is the version that the peer needs.
+    lie. `python` is the version that the peer needs. An environment `on_top` finds everything else in
+    the one that runs this, such as torch and this project.
     """
 
     packages: tuple[str, ...]
     bare: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     python: str | None = None
+    on_top: bool = False
 
 
 PEERS = {
@@ -96,6 +102,12 @@ PEERS = {
         bare=("lerobot==0.6.1", "torchvision==0.28.0"),
         python="3.12",
     ),
+    "transferqueue": Peer(
+        ("tensordict>=0.10", "pyzmq", "hydra-core", "omegaconf", "ray==2.60.0", "aiohttp"),
+        bare=("TransferQueue==0.1.11",),
+        on_top=True,
+    ),
+    "trl": Peer(("trl==1.16.0",), on_top=True),
 }
 
 
@@ -117,6 +129,8 @@ def make(name: str) -> Path:
         return python
     base = sys.executable if peer.python is None else find_python(peer.python)
     subprocess.run([base, "-m", "venv", "--clear", directory], check=True)
+    if peer.on_top:
+        _put_on_top(python)
     install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, *peer.packages], check=True)
     if peer.bare:
@@ -125,6 +139,15 @@ def make(name: str) -> Path:
         subprocess.run([*install, "--no-deps", "--editable", ROOT / folder], check=True)
     stamp.write_text(wanted)
     return python
+
+
+def _put_on_top(python: Path) -> None:
+    """Let the environment of `python` find what this interpreter's has."""
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    below = sysconfig.get_path("purelib")
+    link = Path(answer.stdout.strip(), "below.pth")
+    link.write_text(f"import site; site.addsitedir({below!r})\n")
 
 
 def find_python(version: str) -> str:
