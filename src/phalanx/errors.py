@@ -12,6 +12,7 @@ PhalanxError
 |     `- WrongRequestTypeError (TypeError) it is not of the class that the plugin takes
 |- MissingDependencyError (ImportError)  the installation's: an optional package is absent
 |- RequestFailedError (RuntimeError)     one accepted request; the engine serves on
+|  |- DeviceMemoryError                  an operation's: the device has no room for what it needs
 |  |- CaptureMismatchError               its node declares another step than it said to capture
 |  |- DeadlineExceededError (TimeoutError) there was no answer before the caller's deadline
 |  `- StreamStalledError                 its reader took nothing for too long
@@ -43,6 +44,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DeadlineExceededError",
+    "DeviceMemoryError",
     "EngineAsleepError",
     "EngineOverloadedError",
     "EngineUnavailableError",
@@ -58,9 +60,9 @@ __all__ = [
     "RoleOperationError",
     "RoleOperationFailedError",
     "RoleOperationRefusedError",
-    "SimulatedOutOfMemoryError",
     "SampleStoreError",
     "ScoresMisalignedError",
+    "SimulatedOutOfMemoryError",
     "StreamStalledError",
     "UnknownGroupError",
     "UnknownModelError",
@@ -124,6 +126,10 @@ class MissingDependencyError(PhalanxError, ImportError):
 
 class RequestFailedError(PhalanxError, RuntimeError):
     """An accepted request failed inside the engine, which goes on serving others."""
+
+
+class DeviceMemoryError(RequestFailedError):
+    """The device has no room for what an operation on the engine needs; nothing has changed."""
 
 
 class CaptureMismatchError(RequestFailedError):

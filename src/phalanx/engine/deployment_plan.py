@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from phalanx import settings
 from phalanx.errors import ConfigurationError
 from phalanx.parallel.layout import build_layout, memberships
 from phalanx.schema.deployment import DeploymentConfig, NodeResources
@@ -98,7 +99,8 @@ class DeploymentPlan:
         elif visible_devices is not None and max(devices) >= visible_devices:
             raise ConfigurationError(
                 f"device {max(devices)} of devices={devices!r} does not exist: this process sees "
-                f"{visible_devices}, numbered from 0 whatever CUDA_VISIBLE_DEVICES names"
+                f"{visible_devices}, numbered from 0 whatever CUDA_VISIBLE_DEVICES or "
+                "PHALANX_SIMULATED_DEVICES names"
             )
         return cls.build(
             parallel,
@@ -118,9 +120,12 @@ class DeploymentPlan:
 
 
 def visible_devices(target: str) -> int | None:
-    """How many devices of the target's kind this process sees; None where ranks share the CPU."""
+    """How many devices of the target's kind this process sees; None where ranks share the CPU, and
+    no devices are simulated.
+    """
     if not target.startswith("cuda"):
-        return None
+        simulated = settings.simulated_devices()
+        return None if simulated is None else len(simulated.devices)
     from phalanx.device import num_devices
 
     return num_devices(target)

@@ -43,7 +43,7 @@ def create_device_use(mode: Mode, config: EngineConfig, deployment: DeploymentCo
     """The use of the devices that a deployment takes."""
     target = config.device.target
     num_visible = visible_devices(target)
-    if num_visible is None:
+    if num_visible is None or target == "cpu":
         return DeviceUse((), _utilization)
     if mode is not Mode.LOCAL:
         return DeviceUse(((target,),), _utilization)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from phalanx.errors import InvalidRequestError, RequestFailedError, WeightUpdateError
+from phalanx.errors import (
+    DeviceMemoryError,
+    InvalidRequestError,
+    RequestFailedError,
+    WeightUpdateError,
+)
 
-REFUSALS = (InvalidRequestError, WeightUpdateError, RequestFailedError)
+REFUSALS = (InvalidRequestError, WeightUpdateError, DeviceMemoryError, RequestFailedError)
+"""More specific classes come before their bases."""
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

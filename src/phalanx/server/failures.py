@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from phalanx.errors import (
     BodyTooLargeError,
+    DeviceMemoryError,
     EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
@@ -35,6 +36,7 @@ _TABLE: tuple[tuple[type[PhalanxError], Failure], ...] = (
     (InvalidInputError, Failure(400, "invalid_request")),
     (MissingDependencyError, Failure(501, "missing_dependency")),
     (StreamStalledError, Failure(408, "stream_stalled")),
+    (DeviceMemoryError, Failure(507, "out_of_memory")),
     (RequestFailedError, Failure(500, "request_failed")),
     (WeightUpdateError, Failure(400, "weight_update_failed")),
     (EngineAsleepError, Failure(503, "asleep", retryable=True)),

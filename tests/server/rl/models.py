@@ -13,6 +13,7 @@ from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, Runtim
 from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.models.causal_lm.entry import CausalLM
 from phalanx.schema.deployment import DeploymentConfig
+from phalanx.schema.parallel import DenseParallelConfig, ParallelConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.testing.tiny_tokenizer import write_byte_level_tokenizer
 from tests.server.running import RunningServer, running
@@ -55,12 +56,16 @@ def serving(
     *,
     server: dict | None = None,
     deployment: DeploymentConfig | None = None,
+    tp: int = 1,
     **options: object,
 ) -> AbstractContextManager[RunningServer]:
     args = CausalLMArgs(
         directory, native_operators="off", **{"pool_tokens": POOL_TOKENS, **options}
     )
-    config = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1))
+    parallel = ParallelConfig(dense=DenseParallelConfig(tp_size=tp))
+    config = EngineConfig(
+        DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1), parallel=parallel
+    )
     return running(
         lambda: Engine(EngineArgs("causal_lm", args, config), deployment=deployment),
         CausalLM.serving(args),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
+from phalanx.device.memory_account import create_account
 from phalanx.device.operators import create_operators
 from phalanx.device.operators.base import Operators
 from phalanx.device.stage_times import StageTimes
@@ -28,17 +29,19 @@ from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
 from phalanx.models.causal_lm.operations import Operations
 from phalanx.models.causal_lm.ranks import Fact, Ranks
+from phalanx.models.causal_lm.resident_memory import ResidentMemory
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
 from phalanx.models.causal_lm.service import CausalLMService, ServiceParts
 from phalanx.models.causal_lm.token_grammar import GrammarCompiler
 from phalanx.models.causal_lm.weight_groups import WeightGroups
 from phalanx.models.causal_lm.weight_store import DecoderWeights
 from phalanx.processing.text import TextTokenizer
+from phalanx.schema.control import MemoryTag
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.base import ResourceSpec
-from phalanx.step.resources.kv_cache import KVConfig, KVSpec, TransferSpec
+from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec, TransferSpec
 from phalanx.step.resources.positions import PositionSpec
 from phalanx.step.resources.sampler import SamplerSpec
 from phalanx.step.transfer.sockets import create_transfer
@@ -48,7 +51,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """This rank's part of the weights in memory, and what was made for them."""
+    """This rank's part of the weights in memory, and what was made for them.
+
+    `memory` has been told of the weights.
+    """
 
     config: DecoderConfig
     decoder: Decoder
@@ -57,11 +63,14 @@ class LoadedModel:
     backend: DeviceBackend
     operators: Operators
     tokenizer: TextTokenizer | None
+    memory: ResidentMemory
 
 
 def load_service(args: CausalLMArgs) -> CausalLMService:
     """Load the checkpoint and build everything that serves it."""
-    return build_service(load_model(args), args)
+    model = load_model(args)
+    with model.memory.closed_on_failure():
+        return build_service(model, args)
 
 
 def load_model(args: CausalLMArgs) -> LoadedModel:
@@ -83,6 +92,7 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
     decoder.rotary.to(backend.device)
     weights = DecoderWeights(decoder, operators, backend.device, directory, args.quantization)
     give_back_freed_memory()  # what they were read and packed from
+    memory = ResidentMemory(create_account(backend.device))
     tokenizer = None
     if (directory / "tokenizer.json").is_file():
         tokenizer = TextTokenizer.from_directory(directory)
@@ -96,7 +106,8 @@ def load_model(args: CausalLMArgs) -> LoadedModel:
         weights.packed_bytes / 2**20,
         operators.name,
     )
-    return LoadedModel(config, decoder, weights, ranks, backend, operators, tokenizer)
+    memory.hold(MemoryTag.WEIGHTS, weights.num_bytes)
+    return LoadedModel(config, decoder, weights, ranks, backend, operators, tokenizer, memory)
 
 
 def build_service(
@@ -119,6 +130,9 @@ def build_service(
             )
         node = DecoderNode(model.decoder, model.backend, args.max_batch_size, captures)
     engine.load_model({NODE: node}, _specs(args, model, num_pages, context_length))
+    cache = engine.resource("kv")
+    assert isinstance(cache, KVCache)
+    model.memory.hold(MemoryTag.KV_CACHE, cache.num_bytes)
     engine.warm_up()
     limits = Limits(
         context_length=context_length,
@@ -131,7 +145,7 @@ def build_service(
     compiler = GrammarCompiler(model.tokenizer, config.vocab_size, config.eos_ids)
     driven = loop(engine, budget, EVICTION_POLICIES[args.eviction]())
     groups = WeightGroups(model.backend.device)
-    operations = Operations(engine, driven, model.weights, model.ranks, groups)
+    operations = Operations(engine, driven, model.weights, model.ranks, groups, model.memory)
     grammars = GrammarQueue(compiler, model.ranks.least)
     return CausalLMService(
         ServiceParts(engine, driven, node, operations, grammars),

@@ -7,14 +7,17 @@ on all of them, before anything has changed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from phalanx.errors import (
+    DeviceMemoryError,
     InvalidInputError,
     InvalidRequestError,
     PhalanxError,
@@ -23,6 +26,7 @@ from phalanx.errors import (
 )
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.ranks import Ranks
+from phalanx.models.causal_lm.resident_memory import ResidentMemory
 from phalanx.models.causal_lm.weight_groups import WeightGroups
 from phalanx.models.causal_lm.weight_questions import WeightQuestions
 from phalanx.models.causal_lm.weight_store import DecoderWeights
@@ -62,12 +66,14 @@ class Operations:
         weights: DecoderWeights,
         ranks: Ranks,
         groups: WeightGroups,
+        resident: ResidentMemory,
     ) -> None:
         self._engine = engine
         self._loop = loop
         self.weights = self._weights = weights
         self._ranks = ranks
         self._groups = groups
+        self._resident = resident
         self._questions = WeightQuestions(weights, ranks)
         self._asleep: frozenset[MemoryTag] = frozenset()
         self._is_warm = True
@@ -118,6 +124,7 @@ class Operations:
 
     def close(self) -> None:
         self._groups.close()
+        self._resident.close()
 
     def _sleep(self, tags: frozenset[MemoryTag], *, at_rest: bool) -> bool:
         fresh = tags - self._asleep
@@ -136,6 +143,7 @@ class Operations:
     def _wake(self, due: frozenset[MemoryTag]) -> None:
         if not due:
             return
+        self._expect_room(partial(self._resident.take, due), partial(self._resident.give, due))
         returning = False
         if MemoryTag.WEIGHTS in due:
             returning = bool(self._ranks.least([self._weights.can_return])[0])
@@ -164,26 +172,46 @@ class Operations:
         if MemoryTag.WEIGHTS in tags:
             self._weights.release()
         self._engine.release(frozenset(tags))
+        self._resident.give(tags)
+
+    def _expect_room(self, take: Callable[[], None], give: Callable[[], None]) -> None:
+        """Have every rank take memory of its device, or none: raises `DeviceMemoryError`."""
+        failed = self._failed(take)
+        if failed is not None:
+            give()
+            raise DeviceMemoryError(f"{failed}. Nothing has changed; what was asleep sleeps on")
 
     def _replace(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
         self._expect_memory()
         for name, tensor in tensors.items():
             self._weights.check_weight(name, tensor)
-        self._change(partial(self._weights.replace, tensors), version)
+        with self._coming(tensor.nbytes for tensor in tensors.values()):
+            self._change(partial(self._weights.replace, tensors), version)
+
+    @contextlib.contextmanager
+    def _coming(self, sizes: Iterable[int]) -> Iterator[None]:
+        """Weights of these sizes are there beside the ones that they replace."""
+        take = partial(self._resident.take_update, sum(sizes))
+        self._expect_room(take, self._resident.end_update)
+        try:
+            yield
+        finally:
+            self._resident.end_update()
 
     def _receive(self, op: ReceiveWeights) -> None:
         self._expect_memory()
         wanted = self._groups.announced(op)
         for name, shape, dtype in wanted:
             self._weights.check_shape(name, shape, dtype)
-        received: dict[str, Tensor] = {}
-        failed = self._failed(partial(self._groups.receive, op.group_name, wanted, received))
-        if failed is not None:
-            self._groups.leave(op.group_name)
-            raise WeightUpdateError(
-                f"{failed}. Nothing has changed; join the weight group {op.group_name!r} again"
-            )
-        self._change(partial(self._weights.replace, received), op.version)
+        with self._coming(math.prod(shape) * dtype.itemsize for _, shape, dtype in wanted):
+            received: dict[str, Tensor] = {}
+            failed = self._failed(partial(self._groups.receive, op.group_name, wanted, received))
+            if failed is not None:
+                self._groups.leave(op.group_name)
+                raise WeightUpdateError(
+                    f"{failed}. Nothing has changed; join the weight group {op.group_name!r} again"
+                )
+            self._change(partial(self._weights.replace, received), op.version)
 
     def _join(self, op: JoinWeightGroup) -> None:
         self._groups.check(op, self._ranks.size)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from phalanx.device.memory_account import tensor_bytes
 from phalanx.device.operators.base import Operators
 from phalanx.errors import CheckpointError, InvalidRequestError
 from phalanx.layers.linear import Linear
@@ -76,6 +77,11 @@ class DecoderWeights:
         return sum(
             module.packed_bytes for module in self._decoder.modules() if isinstance(module, Linear)
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that all of them hold, in every form."""
+        return tensor_bytes(self._decoder.parameters()) + self.packed_bytes
 
     @property
     def dtype(self) -> torch.dtype:

@@ -95,6 +95,11 @@ class KVCache(Resource, Growing, Evictable, Prefixed):
         return self._storage.layer(index)
 
     @property
+    def num_bytes(self) -> int:
+        """What it holds of the device; nothing while it is released."""
+        return self._storage.num_bytes
+
+    @property
     def num_free_pages(self) -> int:
         """Pages that no request holds."""
         return self._pool.num_free

@@ -23,6 +23,11 @@ class KVStorage:
     def released(self) -> bool:
         return not self._layers
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds of the device."""
+        return sum(tensor.nbytes for pair in self._layers for tensor in pair)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer."""
         return self._layers[index]
