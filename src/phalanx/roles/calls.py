@@ -55,7 +55,10 @@ async def attempt(ask: Callable[[], Awaitable[T]], what: str, timeout_s: float) 
         raise EngineCallError(f"{what}: no answer within {timeout_s:g} s", uncertain=True) from None
     except EngineCallError as error:
         raise EngineCallError(
-            f"{what}: {error}", uncertain=error.uncertain, gone=error.gone
+            f"{what}: {error}",
+            uncertain=error.uncertain,
+            gone=error.gone,
+            out_of_memory=error.out_of_memory,
         ) from error
 
 

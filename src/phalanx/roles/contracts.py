@@ -27,12 +27,16 @@ class EngineCallError(PhalanxError, RuntimeError):
 
     `uncertain`: it may have, or may still do it (a time-out, a lost connection, a gateway error), so
     that nobody knows; else it has refused and nothing has changed. `gone`: nobody listens there.
+    `out_of_memory`: its devices have no room, so that asking again is of no use.
     """
 
-    def __init__(self, message: str, *, uncertain: bool, gone: bool = False) -> None:
+    def __init__(
+        self, message: str, *, uncertain: bool, gone: bool = False, out_of_memory: bool = False
+    ) -> None:
         super().__init__(message)
         self.uncertain = uncertain
         self.gone = gone
+        self.out_of_memory = out_of_memory
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ async def _change(replica: Replica, tags: frozenset[Tag], verb: str, deadline: D
     try:
         await attempt(lambda: call(tags), what, max(deadline.left_s / NUM_TRIES, 1.0))
     except EngineCallError as error:
-        is_last = error.gone or deadline.left_s <= RETRY_S
+        is_last = error.gone or error.out_of_memory or deadline.left_s <= RETRY_S
         if not error.uncertain:
             replica.residency = before
             if is_last:

@@ -217,6 +217,7 @@ class SGLangEngine:
             f"{response.request.method} {self.url}{path} was answered with {status}: "
             f"{_text(response)}",
             uncertain=_is_uncertain(status, answer),
+            out_of_memory=status == 507,
         )
 
 
