@@ -78,8 +78,8 @@ class HealthWatch:
             replica.residency = Residency(held)
             if replica.is_dynamic and Tag.WEIGHTS not in held:
                 replica.lose_weights()
-            # Whoever did that has paused it. Without a cache nothing runs, nor can that be asked.
-            replica.runs, replica.drained = None, Tag.KV_CACHE not in held
+            # Whoever did that has paused it, and may have it go on again.
+            replica.runs, replica.drained = None, False
             self._withdraw(replica, "somebody else has released its memory")
         elif replica.is_external and _was_started_anew(replica, version):
             self._lost(

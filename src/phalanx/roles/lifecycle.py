@@ -167,11 +167,25 @@ class Lifecycle:
 
     async def _run_dry(self, replica: Replica, timeout_s: float | None) -> None:
         await self._router.remove(replica)
+        if not await self._can_run(replica):
+            return
         times = self._deployment
         limit_s = times.drain_timeout_s if timeout_s is None else timeout_s
         if limit_s > 0:
             await self._heard()
         await run_dry(replica, limit_s, times.offload_timeout_s)
+
+    async def _can_run(self, replica: Replica) -> bool:
+        """Without its cache it runs nothing, nor can that be asked. Somebody else who has released
+        memory may have taken it back since.
+        """
+        if replica.tells and not replica.residency.is_complete:
+            deadline = Deadline(self._deployment.offload_timeout_s)
+            what = f"{replica.engine_id}: memory"
+            held = await insist(replica.engine.resident, what, deadline)
+            if held is not None:
+                replica.residency = Residency(held)
+        return Tag.KV_CACHE in replica.residency.held
 
     async def _rest(self, replica: Replica) -> None:
         deadline = Deadline(self._deployment.offload_timeout_s)

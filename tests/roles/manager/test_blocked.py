@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.contracts import ALL_TAGS
+from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.role_fakes import FakeRoleWorld
 from phalanx.testing.role_faults import Fault
@@ -288,6 +289,29 @@ def test_one_that_cannot_be_taken_out_of_its_router_is_blocked_not_released():
         await c.manager.unblock("m/0")
         assert c.state() is ReplicaState.SLEEPING
         assert c.world.routers["m"].workers == set()
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("operation", [InferenceManager.drain, InferenceManager.deactivate])
+def test_what_runs_again_since_somebody_else_took_the_memory_back_is_waited_for(operation):
+    async def scenario():
+        c = case()
+        await c.manager.start()
+        engine = c.engine()
+        await engine.pause()
+        held_over = engine.send(8.0)
+        await engine.release(frozenset({"kv_cache"}))
+        await asyncio.sleep(6.0)
+        assert c.state() is ReplicaState.DRAINING
+        await engine.resume(frozenset({"kv_cache"}))
+        await engine.go_on()
+        await operation(c.manager)
+        assert held_over.ended == "finished"
+        assert not engine.misused
+        await c.manager.deactivate()
+        assert engine.held == frozenset()
         await c.manager.shutdown()
 
     run(scenario)
