@@ -56,14 +56,13 @@ class RoleRelay:
         except PhalanxError as error:
             return role_refusal(error)
         request.parts = []
-        wish = RoleWish(body, fields, self._affinity(request))
+        affinity = self._affinity(request) if self._servers.by_affinity else None
+        wish = RoleWish(body, fields, affinity)
         return Exchange(self._way, wish, self._upstreams, caller, request, request_id)
 
     def close(self) -> None:
         self._upstreams.close()
 
     def _affinity(self, request: IncomingRequest) -> str | None:
-        if not self._servers.by_affinity:
-            return None
         key = request.get(_AFFINITY)
         return key.decode("latin-1") if key else None

@@ -5,13 +5,13 @@ moment after one was not reached.
 from __future__ import annotations
 
 from phalanx.clock import Clock
-from phalanx.errors import NoServerError, RoleNotReadyError
+from phalanx.errors import NoServerError
 from phalanx.gateway.http.way import NOBODY
 from phalanx.gateway.roles.source import RoleSource
 from phalanx.gateway.roles.traffic import RoleTraffic
 from phalanx.routing.load import Ticket
 from phalanx.routing.roles.balancer import RoleBalancer, RoleServer
-from phalanx.routing.roles.resolver import RoleSelector
+from phalanx.routing.roles.resolver import RoleSelector, RoleTarget, resolve
 from phalanx.routing.roles.snapshot import RoleModel, RoleSnapshot
 from phalanx.schema.roles import RoutingPolicy
 
@@ -22,10 +22,11 @@ DOWN_S = 1.0
 class RoleServers:
     """Belongs to the gateway's event loop. Its manager learns of a dead engine by itself; meanwhile
     one that has no requests would get all of them.
+
+    `by_affinity`: whether a request's affinity says which replica gets it.
     """
 
     def __init__(self, source: RoleSource, clock: Clock) -> None:
-        self.snapshot = source.snapshot
         self._clock = clock
         self._down_until_s: dict[str, float] = {}
         self.traffic = RoleTraffic(clock)
@@ -41,18 +42,26 @@ class RoleServers:
 
         Raises `UnknownModelError`, `RoleNotReadyError`, or `NoServerError` where all were tried.
         """
-        acquire, snapshot = self.balancer.acquire, self.snapshot
+        target = self.target(selector)
+        return target.model, self.choose(target, affinity if self.by_affinity else None, tried)
+
+    def target(self, selector: RoleSelector) -> RoleTarget:
+        """Where a request may go, as long as `snapshot` is the same. Raises as `resolve` does."""
+        return resolve(self.snapshot, selector, direct=False)
+
+    def choose(
+        self, target: RoleTarget, affinity: str | None, tried: frozenset[str]
+    ) -> Ticket[RoleServer]:
+        """The request counted at one server of `target`. `affinity` is its key, None where not
+        `by_affinity`. Raises `NoServerError` where all were tried.
+        """
         down = self._down() if self._down_until_s else NOBODY
         if down:
             try:
-                return acquire(
-                    snapshot, selector, direct=False, affinity=affinity, exclude=tried | down
-                )
-            except RoleNotReadyError:
-                raise
+                return self.balancer.choose(target, affinity, tried | down)
             except NoServerError:
                 pass  # all are down: then it is tried whether they still are
-        return acquire(snapshot, selector, direct=False, affinity=affinity, exclude=tried)
+        return self.balancer.choose(target, affinity, tried)
 
     def unreachable(self, server: RoleServer) -> None:
         """No connection was made to it."""
@@ -67,12 +76,8 @@ class RoleServers:
         }
         return frozenset(self._down_until_s)
 
-    @property
-    def by_affinity(self) -> bool:
-        """Whether a request's affinity says which replica gets it."""
-        return self.snapshot.content.routing.policy is RoutingPolicy.AFFINITY
-
     def _published(self, snapshot: RoleSnapshot) -> None:
         self.snapshot = snapshot
+        self.by_affinity = snapshot.content.routing.policy is RoutingPolicy.AFFINITY
         self.balancer.keep(snapshot)
         self.traffic.keep(snapshot)

@@ -17,11 +17,12 @@ from phalanx.gateway.roles.routing_fields import RoutingFields, for_chat, for_ge
 from phalanx.gateway.roles.servers import RoleServers
 from phalanx.routing.load import Ticket
 from phalanx.routing.roles.balancer import RoleServer
-from phalanx.routing.roles.resolver import RoleSelector
+from phalanx.routing.roles.resolver import RoleSelector, RoleTarget
 from phalanx.routing.roles.snapshot import RoleModel
 from phalanx.wire.discovery import refusal_body, refusal_status
 
 _MAX_STARTS = 4096
+_MAX_SPOKEN = 1024
 _OWN = frozenset({b"host", b"content-length"})
 
 
@@ -34,13 +35,14 @@ class Kind(enum.Enum):
 
 class Spoken:
     """How a model is spoken of: `label` says in an answer's head that it gave it, `served` is its
-    engines' name of it, as JSON.
+    engines' name of it, as JSON. `target` is where its requests go.
     """
 
-    __slots__ = ("label", "model", "served")
+    __slots__ = ("label", "served", "target")
 
-    def __init__(self, model: RoleModel) -> None:
-        self.model = model
+    def __init__(self, target: RoleTarget) -> None:
+        model = target.model
+        self.target = target
         self.label = label(model.name)
         self.served = served_name(model)
 
@@ -50,12 +52,11 @@ class RoleWish:
     model's servers was chosen.
     """
 
-    __slots__ = ("affinity", "body", "fields", "selector", "spoken")
+    __slots__ = ("affinity", "body", "fields", "spoken")
 
     def __init__(self, body: bytes, fields: RoutingFields, affinity: str | None) -> None:
         self.body = body
         self.fields = fields
-        self.selector = selector_of(fields)
         self.affinity = affinity
         self.spoken: Spoken | None = None
 
@@ -75,18 +76,22 @@ class RoleWay:
     def __init__(
         self, kind: Kind, servers: RoleServers, places: RolePlaces, *, passes_authorization: bool
     ) -> None:
-        self._kind = kind
+        self._path = kind.value
+        self._is_generate = kind is Kind.GENERATE
         self._servers = servers
         self._places = places
         self._dropped = _OWN | (DROPPED if passes_authorization else DROPPED_WITH_KEY)
         self._starts: dict[str, bytes] = {}
-        self._spoken: dict[str, Spoken] = {}
+        # By what requests say, which most of them say alike, as long as the snapshot is the same.
+        self._spoken: dict[tuple[object, object], Spoken] = {}
+        self._spoken_of = servers.snapshot
 
     def acquire(self, wish: RoleWish, tried: frozenset[str]) -> Ticket[RoleServer]:
-        model, ticket = self._servers.acquire(wish.selector, wish.affinity, tried)
-        spoken = self._spoken.get(model.name)
-        if spoken is None or spoken.model is not model:
-            spoken = self._spoken[model.name] = Spoken(model)
+        servers, fields = self._servers, wish.fields
+        spoken = self._spoken.get((fields.model, fields.route_key))
+        if spoken is None or self._spoken_of is not servers.snapshot:
+            spoken = self._find(fields)
+        ticket = servers.choose(spoken.target, wish.affinity, tried)
         wish.spoken = spoken
         if ticket.server.base_url not in self._starts:
             try:
@@ -108,7 +113,7 @@ class RoleWay:
     ) -> list[Bytes]:
         spoken = wish.spoken
         assert spoken is not None, "it was chosen"
-        if self._kind is Kind.GENERATE:
+        if self._is_generate:
             body = for_generate(wish.body, wish.fields)
         else:
             body = for_chat(wish.body, wish.fields, spoken.served)
@@ -123,6 +128,16 @@ class RoleWay:
 
     def refusal(self, wish: RoleWish, error: PhalanxError) -> Refusal:
         return role_refusal(error, self.answer_fields(wish))
+
+    def _find(self, fields: RoutingFields) -> Spoken:
+        """Raises as `resolve` does."""
+        snapshot = self._servers.snapshot
+        if self._spoken_of is not snapshot or len(self._spoken) >= _MAX_SPOKEN:
+            self._spoken = {}
+            self._spoken_of = snapshot
+        spoken = Spoken(self._servers.target(selector_of(fields)))
+        self._spoken[fields.model, fields.route_key] = spoken
+        return spoken
 
     def _start(self, request: IncomingRequest, base_url: str) -> bytes:
         target = request.target if request.known is None else request.known.target
@@ -139,7 +154,7 @@ class RoleWay:
 
     def _start_line(self, base_url: str, query: bytes) -> bytes:
         place = self._places.of(base_url)
-        parts = (place.prefix, self._kind.value, query, place.host_line)
+        parts = (place.prefix, self._path, query, place.host_line)
         return b"POST %b%b%b HTTP/1.1\r\n%b" % parts
 
 

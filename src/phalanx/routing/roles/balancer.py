@@ -50,10 +50,18 @@ class RoleBalancer:
         `NoServerError` where all were tried. The caller releases the ticket whatever happens.
         """
         target = self._target(snapshot, selector, direct=direct)
+        if affinity is not None and snapshot.content.routing.policy is not RoutingPolicy.AFFINITY:
+            affinity = None
+        return target.model, self.choose(target, affinity, exclude)
+
+    def choose(
+        self, target: RoleTarget, affinity: str | None, exclude: frozenset[str]
+    ) -> Ticket[RoleServer]:
+        """As `acquire`, for who knows what its selector and the policy come to."""
         choices: tuple[RoleServer, ...]
         if isinstance(target, RouterTarget):
             choices = (target,)
-        elif affinity is None or snapshot.content.routing.policy is not RoutingPolicy.AFFINITY:
+        elif affinity is None:
             choices = target.candidates
         else:
             preferred = self._affinity.prefer(affinity, target.candidates, exclude)
@@ -63,7 +71,7 @@ class RoleBalancer:
                     retry_after_s=RETRY_AFTER_S,
                 )
             choices = (preferred,)
-        return target.model, self.load.acquire(choices, exclude)
+        return self.load.acquire(choices, exclude)
 
     def keep(self, snapshot: RoleSnapshot) -> None:
         """Drop the counts of replicas that `snapshot` has no longer, once their requests have left."""
