@@ -18,6 +18,7 @@ try:
     from phalanx.cli.env import env
     from phalanx.cli.gateway import GatewayCommand, gateway
     from phalanx.cli.generate import generate
+    from phalanx.cli.plan import plan
     from phalanx.cli.roles import down, drain, recover, scale, sleep, status, unblock, wake, weights
     from phalanx.cli.serve import serve
     from phalanx.cli.top import top
@@ -37,7 +38,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("gateway", cls=GatewayCommand)(gateway)
 _ROLES = "Roles of a job"
-for command in (up, status, drain, sleep, wake, scale, recover, unblock, weights, down):
+for command in (up, plan, status, drain, sleep, wake, scale, recover, unblock, weights, down):
     app.command(command.__name__, rich_help_panel=_ROLES)(command)
 app.command("generate")(generate)
 app.command("top")(top)

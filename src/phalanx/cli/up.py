@@ -49,6 +49,10 @@ def up(
         from rich.console import Console
 
         Console().print(plan_table(job))
+        if job.plan is not None:
+            from phalanx.cli.plan_view import plan_view
+
+            Console().print("", plan_view(job.plan), sep="\n")
         return
     for model in checkpoints(job):
         prepared_checkpoint(model)
