@@ -124,10 +124,11 @@ def test_a_process_that_has_ended_is_dead_before_anybody_waits_for_it():
 def test_a_ledger_that_agrees_is_kept(ledger):
     ledger.take(0, "a", "weights", 60)
     again = DeviceLedger.create(ledger.path, 2, 100)
-    assert again.held() == ledger.held()
+    assert again.held() == ledger.held() and again.peaks() == (60, 0)
     with pytest.raises(ConfigurationError, match="holds 60 bytes for weights; end what holds it"):
         DeviceLedger.create(ledger.path, 2, 200)
     ledger.give(0, "a", "weights")
+    assert DeviceLedger.create(ledger.path, 2, 100).peaks() == (0, 0)
     assert DeviceLedger.create(ledger.path, 3, 200).devices()[2].budget_bytes == 200
 
 

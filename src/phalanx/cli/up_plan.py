@@ -24,6 +24,7 @@ from phalanx.roles.child_process import Command
 from phalanx.roles.config import JobConfig, parse_job
 from phalanx.roles.contracts import ReplicaLaunch
 from phalanx.roles.engine_command import EnginePrograms, ListenAddress, engine_command
+from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.schema.roles import (
     EngineGroupSpec,
     EngineKind,
@@ -34,6 +35,7 @@ from phalanx.schema.roles import (
 
 _FIND_SGLANG = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 _ANYWHERE = ListenAddress("127.0.0.1", 1, 2)
+_ANY_LEDGER = Path("devices")
 
 
 def load_job(path: Path, assigned: Sequence[str] = ()) -> JobConfig:
@@ -51,7 +53,7 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
     """
     with _naming(f"{source}: gateway"):
         _check_gateway(job)
-    programs = engine_programs(job)
+    programs, simulated = engine_programs(job), SimulatedCluster.of(job.plan, _ANY_LEDGER)
     given = job.launcher
     for key, python in (
         ("sglang_python", given.sglang_python),
@@ -65,7 +67,7 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
     for role in job.roles:
         for model in role.models:
             with _naming(f"{source}: roles.{role.role}.models.{model.name}"):
-                for command in _commands(role, model, programs):
+                for command in _commands(role, model, programs, simulated):
                     if deeply and command.arguments[: len(programs.phalanx)] == programs.phalanx:
                         _check_serve(command.arguments[len(programs.phalanx) :])
 
@@ -156,7 +158,10 @@ def _row(
 
 
 def _commands(
-    role: InferenceRoleSpec, model: InferenceModelSpec, programs: EnginePrograms
+    role: InferenceRoleSpec,
+    model: InferenceModelSpec,
+    programs: EnginePrograms,
+    simulated: SimulatedCluster | None,
 ) -> Iterator[Command]:
     for index, group in enumerate(model.engine_groups):
         if group.engine is EngineKind.EXTERNAL:
@@ -173,7 +178,7 @@ def _commands(
             group_index=index,
             ordinal=ordinal,
         )
-        yield engine_command(launch, _ANYWHERE, programs)
+        yield engine_command(launch, _ANYWHERE, programs, simulated)
 
 
 def _check_serve(flags: tuple[str, ...]) -> None:

@@ -54,8 +54,8 @@ class DeviceLedger:
     def create(cls, path: Path, num_devices: int, budget_bytes: int) -> Self:
         """The ledger of so many devices of that size, in a file that is made where there is none.
 
-        One that is there and agrees is kept, with what is held and the peaks. Raises
-        `ConfigurationError` where it does not agree and somebody holds memory of it.
+        One that is there and agrees is kept, with what is held; where nothing is, its peaks are
+        forgotten. Raises `ConfigurationError` where it does not agree and somebody holds memory of it.
         """
         if not 1 <= num_devices <= MAX_DEVICES:
             raise ConfigurationError(f"num_devices={num_devices} must be from 1 to {MAX_DEVICES}")
@@ -64,6 +64,7 @@ class DeviceLedger:
         if path.exists():
             existing = cls(path)
             if (existing.num_devices, existing.budget_bytes) == (num_devices, budget_bytes):
+                existing.forget_peaks()
                 return existing
             if held := existing.held():
                 raise ConfigurationError(
@@ -153,6 +154,15 @@ class DeviceLedger:
             held = tuple(entry.holding for entry in self._alive(region.entries))
             found.append(DeviceMemory(device, self.budget_bytes, region.peak, held))
         return tuple(found)
+
+    def forget_peaks(self) -> None:
+        """Begin them anew, unless a living process holds something."""
+        with self._file.opened() as file:
+            regions = [file.region(device) for device in range(self.num_devices)]
+            if any(self._alive(region.entries) for region in regions):
+                return
+            for device in range(self.num_devices):
+                file.forget_peak(device)
 
     def check_device(self, device: int) -> None:
         """Raise `ConfigurationError` for one that the ledger does not have."""

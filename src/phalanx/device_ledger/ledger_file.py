@@ -136,6 +136,9 @@ class OpenLedger:
             start = _HEADER_BYTES + device * _REGION_BYTES + copy * _PEAK_BYTES
             self._write_all(_checked(_PEAK.pack(peak)), start)
 
+    def forget_peak(self, device: int) -> None:
+        self._write_all(bytes(_PEAKS_BYTES), _HEADER_BYTES + device * _REGION_BYTES)
+
     def _write_all(self, data: bytes, at: int) -> None:
         while data:
             written = self._write(self._file, data, at)

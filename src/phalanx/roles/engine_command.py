@@ -17,7 +17,8 @@ from phalanx.errors import ConfigurationError
 from phalanx.roles.child_process import Command
 from phalanx.roles.contracts import ReplicaLaunch
 from phalanx.roles.engine_ranks import TP_NAMES, plain_names, says_ranks, sglang_tensor_parallel
-from phalanx.schema.roles import EngineGroupSpec, EngineKind, WeightSource, WorkerType
+from phalanx.roles.replica_devices import SimulatedCluster, real_devices
+from phalanx.schema.roles import EngineKind, WeightSource, WorkerType
 
 PHALANX_FLAGS = frozenset(
     {
@@ -123,11 +124,18 @@ class ListenAddress:
 
 
 def engine_command(
-    launch: ReplicaLaunch, address: ListenAddress, programs: EnginePrograms
+    launch: ReplicaLaunch,
+    address: ListenAddress,
+    programs: EnginePrograms,
+    simulated: SimulatedCluster | None = None,
 ) -> Command:
-    """Raises `ConfigurationError` for what can never start."""
+    """Raises `ConfigurationError` for what can never start. `simulated` are the devices that it
+    runs on, and None real ones, or none.
+    """
     group = launch.group
-    _check_machine(launch)
+    if simulated is None:
+        _check_machine(launch)
+    _check_directory(launch)
     # Where the launcher listens is in `address`, also what was asked of it for this replica.
     extra = {name: value for name, value in launch.extra_args.items() if name != BOOTSTRAP_PORT}
     options = {**group.engine_args, **extra}
@@ -140,13 +148,7 @@ def engine_command(
             raise ConfigurationError(
                 f"{launch.engine_id} is external, run by somebody else; nothing can be started"
             )
-    return Command((*program, *flags), _environment(launch, program[0]))
-
-
-def slot(launch: ReplicaLaunch) -> int:
-    """Which replica of its group it is, where `ordinal` counts those of all of the model's groups."""
-    earlier = launch.model.engine_groups[: launch.group_index]
-    return launch.ordinal - sum(group.num_replicas for group in earlier)
+    return Command((*program, *flags), _environment(launch, program[0], simulated))
 
 
 def _check_machine(launch: ReplicaLaunch) -> None:
@@ -155,6 +157,9 @@ def _check_machine(launch: ReplicaLaunch) -> None:
             f"{launch.engine_id}: nodes_per_replica={launch.group.nodes_per_replica}, but here are"
             " the processes of one machine; use 1, or engine: external"
         )
+
+
+def _check_directory(launch: ReplicaLaunch) -> None:
     path = launch.model.model_path
     if path.startswith(("/", "./", "../", "~")) and not os.path.isdir(os.path.expanduser(path)):
         raise ConfigurationError(
@@ -259,24 +264,12 @@ def _unknown(launch: ReplicaLaunch, name: str) -> ConfigurationError:
     )
 
 
-def _environment(launch: ReplicaLaunch, program: str) -> dict[str, str]:
+def _environment(
+    launch: ReplicaLaunch, program: str, simulated: SimulatedCluster | None
+) -> dict[str, str]:
     model = launch.model
-    values = {"PYTHONUNBUFFERED": "1", **_devices(launch.group, launch)}
+    devices = real_devices(launch) if simulated is None else simulated.of_replica(launch)
+    values = {"PYTHONUNBUFFERED": "1", **devices}
     return settings.machine_environment(
         {**values, **model.env_vars}, same_python=program == sys.executable
     )
-
-
-def _devices(group: EngineGroupSpec, launch: ReplicaLaunch) -> dict[str, str]:
-    """Only the GPUs that the placement gives to this replica."""
-    if group.placement is None or not group.placement.gpu_ids:
-        return {}
-    ids, ranks = group.placement.gpu_ids, group.ranks_per_replica
-    first = slot(launch) * ranks
-    mine = ids[first : first + ranks]
-    if len(mine) < ranks:
-        raise ConfigurationError(
-            f"{launch.engine_id} needs {ranks} GPUs, and the placement of its group has {len(ids)}"
-            f" for {len(ids) // ranks} replicas; place fewer replicas, or give more gpu_ids"
-        )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import LaunchedReplica, Launcher, ReplicaLaunch
-from phalanx.roles.engine_command import BOOTSTRAP_PORT, slot
+from phalanx.roles.engine_command import BOOTSTRAP_PORT
+from phalanx.roles.replica_devices import slot
 from phalanx.schema.roles import EngineKind, WorkerType
 
 

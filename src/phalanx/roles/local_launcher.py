@@ -19,6 +19,7 @@ from phalanx.roles.engine_command import (
     engine_command,
 )
 from phalanx.roles.ports import ReservedPort
+from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.schema.roles import WorkerType
 
 CLOSE_GRACE_S = 10.0
@@ -29,12 +30,14 @@ class LocalLauncherSettings:
     """`log_dir` gets a file a start: ROLE/MODEL/ORDINAL.GENERATION.log.
 
     Replicas listen at `host`, on any free ports or (`first_port`) on the first free ones from there.
+    `simulated` are the devices of the job, and None real ones, or none.
     """
 
     log_dir: Path
     host: str = "127.0.0.1"
     first_port: int | None = None
     programs: EnginePrograms = field(default_factory=EnginePrograms)
+    simulated: SimulatedCluster | None = None
 
 
 class LocalReplica:
@@ -86,8 +89,11 @@ class LocalLauncher:
         """Start it and return at once. Raises `ConfigurationError` for what can never start."""
         with contextlib.ExitStack() as undo:
             ports = undo.enter_context(contextlib.ExitStack())
-            address = self._reserve(launch, ports)
-            command = engine_command(launch, address, self._settings.programs)
+            address = reserved_address(
+                launch, self._settings.host, self._settings.first_port, ports
+            )
+            settings = self._settings
+            command = engine_command(launch, address, settings.programs, settings.simulated)
             log_file = replica_log(
                 self._settings.log_dir, launch.role, launch.engine_id, launch.generation
             )
@@ -99,17 +105,22 @@ class LocalLauncher:
         """Stop whatever still runs. Any number of times, also again with less patience."""
         await self._host.close(grace_s)
 
-    def _reserve(self, launch: ReplicaLaunch, ports: contextlib.ExitStack) -> ListenAddress:
-        host, first = self._settings.host, self._settings.first_port
-        port = ports.enter_context(ReservedPort(host, first=first))
-        bootstrap = None
-        if launch.group.worker_type is WorkerType.PREFILL:
-            wanted = launch.extra_args.get(BOOTSTRAP_PORT)
-            if wanted is not None and not isinstance(wanted, int):
-                raise ConfigurationError(f"{BOOTSTRAP_PORT}={wanted!r} must be a number")
-            given = first if wanted is None else wanted
-            bootstrap = ports.enter_context(ReservedPort(host, first=given)).number
-        return ListenAddress(host, port.number, bootstrap)
+
+def reserved_address(
+    launch: ReplicaLaunch, host: str, first: int | None, ports: contextlib.ExitStack
+) -> ListenAddress:
+    """Where a replica is to listen on this machine, at ports that are taken until `ports` ends: any
+    free ones, or the first free ones from `first` on.
+    """
+    port = ports.enter_context(ReservedPort(host, first=first))
+    bootstrap = None
+    if launch.group.worker_type is WorkerType.PREFILL:
+        wanted = launch.extra_args.get(BOOTSTRAP_PORT)
+        if wanted is not None and not isinstance(wanted, int):
+            raise ConfigurationError(f"{BOOTSTRAP_PORT}={wanted!r} must be a number")
+        given = first if wanted is None else wanted
+        bootstrap = ports.enter_context(ReservedPort(host, first=given)).number
+    return ListenAddress(host, port.number, bootstrap)
 
 
 def replica_log(log_dir: Path, role: str, engine_id: str, generation: int) -> Path:

@@ -175,7 +175,7 @@ def test_each_replica_sees_its_own_gpus(monkeypatch):
     model = model_of(EngineGroupSpec(num_replicas=3), two)
     assert [visible(launch_of(model, 3 + at, group=1)) for at in range(2)] == ["4,5", "6,7"]
     assert visible(launch_of(model)) == "0,1,2,3,4,5,6,7"
-    with pytest.raises(ConfigurationError, match="student/5 needs 2 GPUs.*give more gpu_ids"):
+    with pytest.raises(ConfigurationError, match="student/5 needs 2 devices.*give more devices"):
         visible(launch_of(model, 5, group=1))
 
 
