@@ -14,6 +14,8 @@ import typer
 
 from phalanx.cli.main import app
 from phalanx.roles.control_app import ControlApi
+from phalanx.roles.coordination.coordinator import LifecycleCoordinator
+from phalanx.roles.coordination.schedule import schedule_of
 from phalanx.roles.events import EventLog
 from phalanx.roles.job_sections import (
     ControlSection,
@@ -28,6 +30,7 @@ from phalanx.roles.job_sections import (
 )
 from phalanx.schema.roles import DeploymentSpec, RoutingSpec
 from phalanx.testing.clock import ManualClock
+from phalanx.testing.phase_fakes import FakeProcesses, MemoryJournal
 
 PAGE = (Path(__file__).parents[2] / "docs" / "roles.md").read_text(encoding="utf-8")
 ROLE, MODEL = "roles.ROLE", "roles.ROLE.models.MODEL"
@@ -113,8 +116,13 @@ def test_every_command_and_flag_is_shown():
 
 
 def test_every_route_of_the_control_process_is_listed():
+    clock = ManualClock()
+    events = EventLog(clock)
+    coordinator = LifecycleCoordinator(
+        schedule_of(None, ()), {}, MemoryJournal(), FakeProcesses(), clock, events
+    )
     api = ControlApi(
-        {}, EventLog(ManualClock()), epoch="", describe=lambda: None, stop=lambda now: None
+        {}, coordinator, events, epoch="", describe=lambda: None, stop=lambda now: None
     )
     made = {
         f"{method} {route.path.replace('{role}', 'ROLE').replace('{model}', 'MODEL')}"

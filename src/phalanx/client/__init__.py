@@ -1,4 +1,4 @@
-"""Clients of model servers, of the gateway and of roles, asynchronous and synchronous.
+"""Clients of model servers, of the gateway, of roles and of a job's phases, asynchronous and synchronous.
 
 ```python
 from phalanx.client import PolicyClient
@@ -18,6 +18,13 @@ with RoleClient("http://127.0.0.1:30000/genrm") as judge:
     answer = judge.chat({"messages": messages})
 ```
 
+```python
+from phalanx.client import PhaseClient
+
+with PhaseClient("http://127.0.0.1:30100") as phases:
+    phases.enter("rollout", batch="7")
+```
+
 Names are resolved on first use: a policy's client needs no HTTP, and a role's no gRPC.
 """
 
@@ -31,6 +38,8 @@ from phalanx.schema.observation import Actions, Observation
 
 if TYPE_CHECKING:  # what the names below are
     from phalanx.client.async_policy_client import AsyncPolicyClient
+    from phalanx.client.phases import PhaseClient
+    from phalanx.client.phases_async import AsyncPhaseClient
     from phalanx.client.policy_client import PolicyClient
     from phalanx.client.policy_settings import PolicySettings
     from phalanx.client.roles.async_role_client import AsyncRoleClient
@@ -38,8 +47,10 @@ if TYPE_CHECKING:  # what the names below are
     from phalanx.client.roles.settings import RoleClientSettings
 
 _HOME = {
+    "AsyncPhaseClient": "phalanx.client.phases_async",
     "AsyncPolicyClient": "phalanx.client.async_policy_client",
     "AsyncRoleClient": "phalanx.client.roles.async_role_client",
+    "PhaseClient": "phalanx.client.phases",
     "PolicyClient": "phalanx.client.policy_client",
     "PolicySettings": "phalanx.client.policy_settings",
     "RoleClient": "phalanx.client.roles.role_client",
@@ -48,9 +59,11 @@ _HOME = {
 
 __all__ = [
     "Actions",
+    "AsyncPhaseClient",
     "AsyncPolicyClient",
     "AsyncRoleClient",
     "Observation",
+    "PhaseClient",
     "PolicyClient",
     "PolicySettings",
     "RoleClient",

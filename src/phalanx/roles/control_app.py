@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -40,15 +37,16 @@ from phalanx.roles.control_messages import (
     Unblock,
     UpdateWeights,
 )
+from phalanx.roles.control_requests import json_answer, json_body, waiting_s, whole_number
+from phalanx.roles.coordination.coordinator import LifecycleCoordinator
+from phalanx.roles.coordination.phase_operations import PhaseBusyError
+from phalanx.roles.coordination.routes import PhaseRoutes
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.followers import NOTHING
 from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.encoded import EncodedDocuments
 
 logger = logging.getLogger(__name__)
-MAX_WAIT_S = 60.0
-MAX_BODY_BYTES = 1024 * 1024
-T = TypeVar("T")
 
 
 class NotFoundError(InvalidInputError):
@@ -61,6 +59,7 @@ class ControlApi:
     def __init__(
         self,
         managers: Mapping[str, InferenceManager],
+        coordinator: LifecycleCoordinator,
         events: EventLog,
         *,
         epoch: str,
@@ -69,6 +68,7 @@ class ControlApi:
         key: str | None = None,
     ) -> None:
         self._managers = managers
+        self._coordinator = coordinator
         self._events = events
         self._epoch = epoch
         self._describe = describe
@@ -103,6 +103,7 @@ class ControlApi:
             Route(f"{model}/weights", self.weights, methods=["POST"]),
             Route(f"{model}/weights/confirm", self.confirm, methods=["POST"]),
             Route(f"{model}/broadcasts", self.broadcasts, methods=["POST"]),
+            *PhaseRoutes(self._coordinator).routes(),
         ]
         return Starlette(
             routes=routes,
@@ -115,21 +116,21 @@ class ControlApi:
         )
 
     async def health(self, request: Request) -> Response:
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     async def job(self, request: Request) -> Response:
         """The job as a whole: each role's document, and what its engines hold."""
-        return _json(self._describe())
+        return json_answer(self._describe())
 
     async def roles(self, request: Request) -> Response:
-        return _json({"roles": list(self._managers), "epoch": self._epoch})
+        return json_answer({"roles": list(self._managers), "epoch": self._epoch})
 
     async def document(self, request: Request) -> Response:
         """The internal document; with `?after=REVISION&epoch=&wait_s=` once it is another one. What
         drains waits for a `follower`, by a name of its own, to have come so far.
         """
-        manager, after = self._manager(request), _whole(request, "after")
-        wait_s, registry = _wait_s(request), manager.registry
+        manager, after = self._manager(request), whole_number(request, "after")
+        wait_s, registry = waiting_s(request), manager.registry
         epoch = request.query_params.get("epoch", self._epoch)
         follower = request.query_params.get("follower")
         with contextlib.ExitStack() as asking:
@@ -145,71 +146,79 @@ class ControlApi:
 
     async def events(self, request: Request) -> Response:
         """Those after the number `?after=`, waiting for one up to `wait_s`."""
-        after, wait_s = _whole(request, "after"), _wait_s(request)
+        after, wait_s = whole_number(request, "after"), waiting_s(request)
         log = self._events
         waits = wait_s > 0 and not self._closed
         found = await log.wait(after or 0, wait_s) if waits else log.after(after or 0)
-        return _json({"epoch": self._epoch, "last": log.last_number, "events": found})
+        return json_answer({"epoch": self._epoch, "last": log.last_number, "events": found})
 
     async def shutdown(self, request: Request) -> Response:
         """Begins the end of the job, and does not wait for it."""
-        asked = await _body(request, Shutdown)
+        asked = await json_body(request, Shutdown)
         self._stop(asked.now)
         return Response(b'{"status":"stopping"}', 202, media_type=JSON)
 
     async def activate(self, request: Request) -> Response:
-        manager, asked = self._manager(request), await _body(request, Activate)
+        manager, asked = self._movable(request, "wake"), await json_body(request, Activate)
         return await self._done(manager, manager.activate(asked.tags))
 
     async def drain(self, request: Request) -> Response:
-        manager = self._manager(request)
+        manager = self._movable(request, "drain")
         return await self._done(manager, manager.drain())
 
     async def deactivate(self, request: Request) -> Response:
-        manager = self._manager(request)
+        manager = self._movable(request, "put to sleep")
         return await self._done(manager, manager.deactivate())
 
     async def recover(self, request: Request) -> Response:
-        manager, asked = self._manager(request), await _body(request, EngineName)
-        return await self._done(manager, manager.recover(asked.engine_id))
+        manager, asked = self._manager(request), await json_body(request, EngineName)
+        return await self._done(manager, self._then_look(manager.recover(asked.engine_id)))
 
     async def unblock(self, request: Request) -> Response:
-        manager, asked = self._manager(request), await _body(request, Unblock)
-        return await self._done(manager, manager.unblock(asked.engine_id, asked.holds))
+        manager, asked = self._manager(request), await json_body(request, Unblock)
+        operation = manager.unblock(asked.engine_id, asked.holds)
+        return await self._done(manager, self._then_look(operation))
 
     async def phase(self, request: Request) -> Response:
-        manager, asked = self._manager(request), await _body(request, Phase)
+        manager = self._movable(request, "publish the phase of")
+        asked = await json_body(request, Phase)
         manager.set_phase(asked.phase)
         return self._document(manager)
 
     async def scale(self, request: Request) -> Response:
         manager, model = self._model(request)
-        asked = await _body(request, Scale)
+        asked = await json_body(request, Scale)
         return await self._done(manager, manager.scale(model, asked.replicas))
 
     async def weights(self, request: Request) -> Response:
         manager, model = self._model(request)
-        asked = await _body(request, UpdateWeights)
+        asked = await json_body(request, UpdateWeights)
         return await self._done(manager, manager.update_weights(model, asked.path, asked.version))
 
     async def confirm(self, request: Request) -> Response:
         manager, model = self._model(request)
-        asked = await _body(request, ConfirmWeights)
+        asked = await json_body(request, ConfirmWeights)
         return await self._done(manager, manager.confirm_weights(model, asked.version))
 
     async def broadcasts(self, request: Request) -> Response:
         """Register the model; with a path and a version, bring it that version too."""
         manager, model = self._model(request)
-        asked = await _body(request, Broadcast)
+        asked = await json_body(request, Broadcast)
         version = await manager.register_broadcast(model)
         if asked.path is not None and asked.version is not None:
             await manager.broadcast(model, asked.path, asked.version)
             version = asked.version
-        return _json({"model": model, "version": version})
+        return json_answer({"model": model, "version": version})
 
     async def _done(self, manager: InferenceManager, operation: Awaitable[None]) -> Response:
         await operation
         return self._document(manager)
+
+    async def _then_look(self, operation: Awaitable[None]) -> None:
+        try:
+            await operation
+        finally:
+            self._coordinator.look_again()
 
     def _document(self, manager: InferenceManager) -> Response:
         encoded = self._documents[manager.spec.role].of(manager.registry.snapshot)
@@ -221,6 +230,12 @@ class ControlApi:
             raise NotFoundError(f"there is no role {role!r}; roles: {', '.join(self._managers)}")
         return self._managers[role]
 
+    def _movable(self, request: Request, what: str) -> InferenceManager:
+        """That of a role which does not take turns with others."""
+        manager = self._manager(request)
+        self._coordinator.check_operator(manager.spec.role, what)
+        return manager
+
     def _model(self, request: Request) -> tuple[InferenceManager, str]:
         manager, model = self._manager(request), str(request.path_params["model"])
         names = [each.name for each in manager.spec.models]
@@ -231,16 +246,14 @@ class ControlApi:
         return manager, model
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type=JSON)
-
-
 async def _refusal(request: Request, error: Exception) -> Response:
     match error:
         case NotFoundError():
             return error_answer(404, "not_found", str(error))
         case InvalidInputError():
             return error_answer(400, "invalid_request", str(error))
+        case PhaseBusyError():
+            return error_answer(409, "busy", str(error))
         case RoleOperationRefusedError():
             return error_answer(409, "refused", str(error))
         case RoleOperationFailedError():
@@ -260,38 +273,3 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     logger.error("%s failed", request.url.path, exc_info=error)
     return error_answer(500, "internal", f"{type(error).__name__}: {error}")
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    """The request's JSON; an empty body is an empty object."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidInputError(f"the body is larger than {MAX_BODY_BYTES} bytes")
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidInputError(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"the body is not JSON: {error}") from None
-
-
-def _whole(request: Request, name: str) -> int | None:
-    raw = request.query_params.get(name)
-    if raw is None:
-        return None
-    if not (raw.isascii() and raw.isdecimal() and len(raw) < 19):
-        raise InvalidInputError(f"{name}={raw!r} must be a whole number")
-    return int(raw)
-
-
-def _wait_s(request: Request) -> float:
-    raw = request.query_params.get("wait_s", "0")
-    try:
-        wait_s = float(raw)
-    except ValueError:
-        wait_s = math.nan
-    if not 0 <= wait_s <= MAX_WAIT_S:
-        raise InvalidInputError(f"wait_s={raw!r} must be from 0 to {MAX_WAIT_S:g} seconds")
-    return wait_s

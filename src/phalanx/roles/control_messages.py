@@ -9,6 +9,7 @@ import msgspec
 from phalanx.roles.contracts import Tag
 from phalanx.roles.progress import UnpublishedReplica
 from phalanx.wire.discovery import InternalDocument
+from phalanx.wire.phases import PhasesDocument
 
 
 class Activate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class RoleStatus(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`gateway_url` is where callers go: `gateway_url/ROLE`, and `control_url` where operators do.
-    `last_event` is the newest's number.
+    `last_event` is the newest's number. `phases`: where the job is in its batch.
     """
 
     name: str
@@ -102,3 +103,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log_directory: str
     last_event: int
     roles: tuple[RoleStatus, ...]
+    phases: PhasesDocument | None = None

@@ -22,6 +22,12 @@ from phalanx.roles.contracts import Backends, Launcher
 from phalanx.roles.control_app import ControlApi
 from phalanx.roles.control_door import ControlDoor
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
+from phalanx.roles.coordination.coordinator import LifecycleCoordinator
+from phalanx.roles.coordination.journal import FileJournal
+from phalanx.roles.coordination.leased import leased
+from phalanx.roles.coordination.schedule import schedule_of
+from phalanx.roles.coordination.tenants import RoleTenant
+from phalanx.roles.coordination.trainer import SystemProcesses
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.gateway_process import PROGRAM, GatewayLaunch, GatewayProcess
 from phalanx.roles.local_launcher import replica_log
@@ -65,7 +71,9 @@ class ControlProcess:
     """Made in a running event loop. `start`, `wait`, then `close`, which may come at any time."""
 
     def __init__(self, job: JobConfig, place: JobPlace, machinery: Machinery, clock: Clock) -> None:
-        """Raises `ConfigurationError` where an address is taken; then nothing is left behind."""
+        """Raises `ConfigurationError` where an address is taken, or the journal of the job's phases
+        is that of another job; then nothing is left behind.
+        """
         self._place = place
         self._machinery = machinery
         self._clock = clock
@@ -80,7 +88,7 @@ class ControlProcess:
         self._managers = {
             spec.role: InferenceManager(
                 spec,
-                machinery.backends(spec),
+                leased(machinery.backends(spec), spec.role, self._check_lease),
                 RoleRegistry(spec.role, self._epoch, initial_content(spec)),
                 clock,
                 self.events,
@@ -89,28 +97,28 @@ class ControlProcess:
         }
         self._door = ControlDoor(job.control.port)
         self._key = job.control.key
-        self._api = ControlApi(
-            self._managers,
-            self.events,
-            epoch=self._epoch,
-            describe=self.describe,
-            stop=self.stop,
-            key=self._key,
-        )
-        launch = GatewayLaunch(
-            section=job.gateway,
-            control_url=self._door.url,
-            control_key=job.control.key,
-            key_file=place.file.keys,
-            log_file=place.log_directory / "gateway.log",
-            log_level=job.log.level,
-            program=machinery.gateway_program,
-        )
-        try:
-            self._gateway = GatewayProcess(launch, machinery.host, self._say)
-        except BaseException:
-            self._door.abandon()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._door.abandon)
+            self._coordinator = LifecycleCoordinator(
+                schedule_of(job.plan, job.roles),
+                {name: RoleTenant(manager) for name, manager in self._managers.items()},
+                FileJournal(place.file.journal),
+                SystemProcesses(),
+                clock,
+                self.events,
+            )
+            undo.callback(self._coordinator.abandon)
+            self._api = ControlApi(
+                self._managers,
+                self._coordinator,
+                self.events,
+                epoch=self._epoch,
+                describe=self.describe,
+                stop=self.stop,
+                key=self._key,
+            )
+            self._gateway = GatewayProcess(self._gateway_launch(job), machinery.host, self._say)
+            undo.pop_all()
 
     @property
     def gateway_url(self) -> str:
@@ -137,6 +145,7 @@ class ControlProcess:
             gateway_up=self._gateway.up,
             log_directory=str(self._place.log_directory),
             last_event=self.events.last_number,
+            phases=self._coordinator.document,
             roles=tuple(self._status(manager) for manager in self._managers.values()),
         )
 
@@ -180,6 +189,8 @@ class ControlProcess:
             steps.callback(self._api.close)
             steps.push_async_callback(self._gateway.stop)
             steps.push_async_callback(self._end_tasks)
+            # What it does is ended here; what it has begun, by the managers.
+            await self._coordinator.close()
             managers = self._managers.values()
             raise_failures(
                 "the job did not stop as it should",
@@ -208,6 +219,20 @@ class ControlProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _gateway_launch(self, job: JobConfig) -> GatewayLaunch:
+        return GatewayLaunch(
+            section=job.gateway,
+            control_url=self._door.url,
+            control_key=job.control.key,
+            key_file=self._place.file.keys,
+            log_file=self._place.log_directory / "gateway.log",
+            log_level=job.log.level,
+            program=self._machinery.gateway_program,
+        )
+
+    def _check_lease(self, role: str) -> None:
+        self._coordinator.check_lease(role)
 
     def _status(self, manager: InferenceManager) -> RoleStatus:
         document = internal(manager.registry.snapshot)

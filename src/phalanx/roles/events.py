@@ -18,6 +18,7 @@ class EventKind(enum.StrEnum):
     `generation`: a replica is started, anew after the first time. `published`: a new revision.
     `weights`: a version arrived at a replica. `waiting`: a replica waits for the trainer's weights.
     `blocked` and `unblocked`: nobody is certain what a replica holds, or somebody is again.
+    `phase`: the job was asked for another phase, or is in it. `lease`: who has devices by turns.
     """
 
     OPERATION = "operation"
@@ -29,6 +30,8 @@ class EventKind(enum.StrEnum):
     WAITING = "waiting"
     BLOCKED = "blocked"
     UNBLOCKED = "unblocked"
+    PHASE = "phase"
+    LEASE = "lease"
 
 
 @dataclass(frozen=True)

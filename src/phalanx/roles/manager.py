@@ -45,7 +45,7 @@ class InferenceManager:
         self._registry = registry
         self._events = events or EventLog(clock)
         self.followers = Followers()
-        self._role = RoleState(spec, backends, self._events, self._publish, self._published)
+        self._role = RoleState(spec, backends, self._events, self._publish, self.heard)
         if not spec.deployment.start_asleep:
             self._role.wanted = ALL_TAGS
         self._operations = Operations(spec.role, self._role.lock)
@@ -184,6 +184,10 @@ class InferenceManager:
         self._role.phase = phase
         self._publish()
 
+    async def heard(self) -> None:
+        """Wait until whoever sends requests knows what is published, for as long as it is sensible."""
+        await self.followers.have(self._registry.snapshot.revision)
+
     def residency(self) -> Mapping[str, frozenset[Tag] | None]:
         """What each replica that runs holds, by engine id; None: nobody is certain."""
         return {
@@ -236,9 +240,6 @@ class InferenceManager:
         after = self._registry.snapshot.revision
         if after != before:
             self._role.tell(EventKind.PUBLISHED, str(after))
-
-    async def _published(self) -> None:
-        await self.followers.have(self._registry.snapshot.revision)
 
     def _heard(self, pool: ModelPool, version: str) -> None:
         """Of a trainer's weights, which nobody has told the manager of: as if somebody had."""

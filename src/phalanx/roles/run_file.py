@@ -155,13 +155,14 @@ class PrivateFile:
 
 
 class RunFile:
-    """The file of one job, and one for its gateway's keys, which only whoever claimed its name
-    writes.
+    """The file of one job, one for its gateway's keys, and the journal of its phases, which outlives
+    the job: only whoever claimed its name writes them.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = PrivateFile(path)
         self.keys = PrivateFile(path.with_suffix(".keys"))
+        self.journal = path.with_suffix(".journal")
 
     @property
     def path(self) -> Path:
