@@ -92,6 +92,38 @@ def requests_of(text):
     return requests
 
 
+def by_position(text, start, width=3) -> GenerateRequest:
+    """Other tokens at each position; some rows hold the same ids as others."""
+    rows = tuple(
+        tuple((7 * position + 11 * column) % 49152 for column in range(width))
+        for position in range(start, len(text))
+    )
+    options = LogprobOptions(prompt_start=start, top_k=1, token_ids_by_position=rows)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+    return GenerateRequest(input_ids=text, sampling=sampling, logprobs=options, detokenize=False)
+
+
+@pytest.mark.parametrize("max_step_tokens", [16, 512])
+@pytest.mark.parametrize("start", [0, 1, 40, 74])
+def test_tokens_chosen_position_by_position(smollm2, text, expected, max_step_tokens, start):
+    """Also where a prompt is computed in parts, and where none of it is new to the cache."""
+    asked = by_position(text, start)
+    outputs = Drive(smollm2, max_step_tokens=max_step_tokens).run(asked, asked)
+    scores = expected(text)
+    for output in outputs:
+        selected = output.prompt_logprobs.selected
+        assert len(selected) == len(text) - start
+        for position, row in enumerate(selected, start):
+            if position == 0:
+                assert row is None
+                continue
+            ids = asked.logprobs.selected_at(position)
+            assert tuple(token for _, token in row) == ids
+            values = [value for value, _ in row]
+            assert values == pytest.approx(scores[position, list(ids)].tolist(), abs=TOLERANCE)
+        assert output.completions[0].logprobs.selected == ((),)
+
+
 @pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
 def test_prompt_and_output(smollm2, text, expected, max_step_tokens):
     requests = requests_of(text)

@@ -109,6 +109,26 @@ def test_ids_to_score_are_bounded():
         LogprobOptions(token_ids=(1,) * 1025)
 
 
+def test_ids_by_position_are_a_row_for_each_position():
+    field = "token_ids_logprob_by_position"
+    good = LogprobOptions(prompt_start=1, token_ids_by_position=((1, 2), (3, 4)))
+    few = SamplingParams(max_new_tokens=2)
+    CausalLM.validate(GenerateRequest(input_ids=IDS, sampling=few, logprobs=good), LIMITS)
+    for start, rows in ((0, ((1,), (2,))), (2, ((1,), (2,))), (1, ((1,), (400,)))):
+        options = LogprobOptions(prompt_start=start, token_ids_by_position=rows)
+        assert refusal(logprobs=options).field == field
+    for bad in (
+        {"token_ids_by_position": ((1,),)},
+        {"token_ids_by_position": ((1,),), "prompt_start": 0, "token_ids": (1,)},
+        {"token_ids_by_position": ((1,), (1, 2)), "prompt_start": 0},
+        {"token_ids_by_position": ((),), "prompt_start": 0},
+        {"token_ids_by_position": ((1,) * 257,), "prompt_start": 0},
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            LogprobOptions(**bad)
+        assert caught.value.field == field
+
+
 def test_lengths():
     assert refusal((5,) * 32).field == "prompt"
     assert refusal((5,) * 29).field == "max_new_tokens"

@@ -99,6 +99,20 @@ def test_single_token_ids_logprob_is_a_list_of_ids():
     assert options == LogprobOptions(prompt_start=None, token_ids=(5, 6))
 
 
+def test_ids_by_position_of_one_prompt_and_of_a_batch():
+    asked = {"return_logprob": True, "logprob_start_len": 0}
+    call = parse(text="hi", token_ids_logprob_by_position=[[1, 2], [3, 4]], **asked)
+    rows = call.prompts[0].request.logprobs.token_ids_by_position
+    assert rows == ((1, 2), (3, 4))
+    batch = parse(text=["a", "b"], token_ids_logprob_by_position=[[[1], [2]], None], **asked)
+    found = [one.request.logprobs.token_ids_by_position for one in batch.prompts]
+    assert found == [((1,), (2,)), ()]
+    for text, wrong in (("hi", [1, 2]), ("hi", [[[1]]]), (["a"], [[1, 2]]), (["a"], [[[1]], None])):
+        with pytest.raises(MalformedRequestError) as caught:
+            parse(text=text, token_ids_logprob_by_position=wrong, **asked)
+        assert caught.value.field.startswith("token_ids_logprob_by_position")
+
+
 @pytest.mark.parametrize("start", [None, -1])
 def test_no_start_reports_output_only(start):
     call = parse(text="hi", return_logprob=True, logprob_start_len=start)

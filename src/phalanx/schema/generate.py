@@ -25,13 +25,19 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompt_start` is the first prompt position to report (None: output tokens only). `top_k` adds
     that many most likely tokens at each reported position, `token_ids` adds the given ones.
+    `token_ids_by_position` adds other ones at each position of the prompt: one row for each of them
+    from `prompt_start` on, all equally long, the first of which is not looked at where nothing
+    precedes it.
     """
 
     prompt_start: int | None = None
     top_k: int = 0
     token_ids: tuple[int, ...] = ()
+    token_ids_by_position: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.token_ids_by_position:
+            self._check_rows()
         if self.prompt_start is not None and self.prompt_start < 0:
             raise InvalidRequestError(
                 f"prompt_start={self.prompt_start} must be at least 0", field="logprob_start_len"
@@ -49,6 +55,33 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if any(token_id < 0 for token_id in self.token_ids):
             raise InvalidRequestError("token ids must not be negative", field="token_ids_logprob")
+
+    def _check_rows(self) -> None:
+        rows, field = self.token_ids_by_position, "token_ids_logprob_by_position"
+        if self.token_ids or self.prompt_start is None:
+            raise InvalidRequestError(
+                "token ids by position need logprob_start_len, and no token_ids_logprob beside them",
+                field=field,
+            )
+        width = len(rows[0])
+        if not 1 <= width <= MAX_TOP_LOGPROBS or any(len(row) != width for row in rows):
+            lengths = sorted({len(row) for row in rows})
+            raise InvalidRequestError(
+                f"the rows have {', '.join(map(str, lengths[:8]))} token ids; all must have the same"
+                f" number, from 1 to {MAX_TOP_LOGPROBS}",
+                field=field,
+            )
+
+    @property
+    def selects(self) -> bool:
+        """Whether tokens were chosen, here or there."""
+        return bool(self.token_ids or self.token_ids_by_position)
+
+    def selected_at(self, position: int) -> tuple[int, ...]:
+        """The tokens that were chosen at a position of the prompt."""
+        if not self.token_ids_by_position:
+            return self.token_ids
+        return self.token_ids_by_position[position - (self.prompt_start or 0)]
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,12 +26,18 @@ class _Entries:
         self.top.append(None)
         self.selected.append(None)
 
-    def add(self, token: int, value: float, top: tuple[Any, Any], selected: list[float]) -> None:
-        """`top` is (log-probabilities, ids), `selected` belongs to the options' token ids."""
+    def add(
+        self,
+        token: int,
+        value: float,
+        top: tuple[Any, Any],
+        selected: tuple[list[float], tuple[int, ...]],
+    ) -> None:
+        """`top` and `selected` are (log-probabilities, ids)."""
         self.token_ids.append(token)
         self.values.append(value)
         self.top.append(tuple(zip(*top, strict=True)))
-        self.selected.append(tuple(zip(selected, self._options.token_ids, strict=True)))
+        self.selected.append(tuple(zip(*selected, strict=True)))
 
     def extend(self, logprobs: TokenLogprobs) -> None:
         nothing: tuple[None, ...] = (None,) * len(logprobs.token_ids)
@@ -45,7 +51,7 @@ class _Entries:
             token_ids=tuple(self.token_ids[start:]),
             values=tuple(self.values[start:]),
             top=tuple(self.top[start:]) if self._options.top_k else None,
-            selected=tuple(self.selected[start:]) if self._options.token_ids else None,
+            selected=tuple(self.selected[start:]) if self._options.selects else None,
         )
 
 
@@ -96,24 +102,27 @@ class LogprobRecord:
         ids = outputs.get("prompt_ids")
         if ids is None:
             return
+        options, first = self.options, outputs["prompt_first"]
+        assert options is not None
         for row, token in enumerate(ids):
-            if row == 0 and outputs["prompt_first"] == 0:
+            if row == 0 and first == 0:
                 self._prompt.add_unscored(token)
                 continue
-            at = row - (1 if outputs["prompt_first"] == 0 else 0)
+            at = row - (1 if first == 0 else 0)
             self._prompt.add(
                 token,
                 outputs["prompt_scores"][at],
                 (outputs["prompt_top_values"][at], outputs["prompt_top_ids"][at]),
-                outputs["prompt_selected"][at],
+                (outputs["prompt_selected"][at], options.selected_at(first + row)),
             )
-        self.next_prompt = outputs["prompt_first"] + len(ids)
+        self.next_prompt = first + len(ids)
 
     def take_output(self, outputs: HostRow, token: int) -> None:
         if self.options is None:
             return
         top = (outputs["top_values"], outputs["top_ids"])
-        self._output.add(token, outputs["score"], top, outputs["selected"])
+        selected = (outputs["selected"], self.options.token_ids)
+        self._output.add(token, outputs["score"], top, selected)
 
     def take_output_delta(self) -> TokenLogprobs | None:
         if self.options is None:

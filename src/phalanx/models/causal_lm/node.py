@@ -19,8 +19,9 @@ from phalanx.errors import InvalidRequestError, RequestFailedError
 from phalanx.models.causal_lm.decode_captures import DecodeCaptures, DecodeKey
 from phalanx.models.causal_lm.decoder import Decoder, Hidden
 from phalanx.models.causal_lm.row_input import RowInput, threaded, token_ids
-from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Scores, joined, score
+from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Chosen, Scores, joined, score
 from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
+from phalanx.schema.generate import LogprobOptions
 from phalanx.step.attempt import attempt
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.graphs.capture_config import CaptureConfig
@@ -265,7 +266,8 @@ class DecoderNode(NodeSubmodule):
             rows = torch.arange(low + shift, high + shift, device=hidden[0].device)
             targets = torch.tensor(wanted.sequence.tokens(low, high), device=hidden[0].device)
             logits = self.decoder.logits(hidden, rows)
-            parts.append(score(logits, targets.long(), options.top_k, options.token_ids))
+            chosen = _chosen(options, low, high, logits.device)
+            parts.append(score(logits, targets.long(), options.top_k, chosen))
         scores = joined(parts)
         return {
             "prompt_first": torch.tensor(first),
@@ -275,6 +277,15 @@ class DecoderNode(NodeSubmodule):
             "prompt_top_ids": scores.top_ids,
             "prompt_selected": scores.selected,
         }
+
+
+def _chosen(options: LogprobOptions, low: int, high: int, device: torch.device) -> Chosen:
+    """The tokens to score at prompt positions `low` to `high` beside the prompt's own."""
+    if not options.token_ids_by_position:
+        return options.token_ids
+    width = len(options.token_ids_by_position[0])
+    rows = [options.selected_at(position) for position in range(low, high)]
+    return torch.tensor(rows, dtype=torch.int64, device=device).reshape(high - low, width)
 
 
 def _declared(

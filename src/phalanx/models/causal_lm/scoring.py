@@ -26,16 +26,26 @@ class Scores:
     selected: Tensor
 
 
-def score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int]) -> Scores:
+Chosen = Sequence[int] | Tensor
+"""Token ids for all rows, or those of each row, int64 [n, m]."""
+
+
+def score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Chosen) -> Scores:
     """Scores of `tokens` [n] under `logits` [n, vocabulary]."""
     if logits.device.type != "cpu" or len(tokens) <= CACHE_ROWS:
         return _score(logits, tokens, top_k, token_ids)
     starts = range(0, len(tokens), CACHE_ROWS)
     slices = [slice(start, start + CACHE_ROWS) for start in starts]
-    return joined([_score(logits[rows], tokens[rows], top_k, token_ids) for rows in slices])
+    return joined(
+        [_score(logits[rows], tokens[rows], top_k, _of_rows(token_ids, rows)) for rows in slices]
+    )
 
 
-def _score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int]) -> Scores:
+def _of_rows(token_ids: Chosen, rows: slice) -> Chosen:
+    return token_ids[rows] if isinstance(token_ids, Tensor) else token_ids
+
+
+def _score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Chosen) -> Scores:
     logits = logits.float()
     norm = torch.logsumexp(logits, dim=-1, keepdim=True)
     values = logits.gather(1, tokens[:, None]) - norm
@@ -44,7 +54,9 @@ def _score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Sequence[int])
         top_values = top_values - norm
     else:
         top_values, top_ids = values[:, :0], tokens[:, None][:, :0]
-    if token_ids:
+    if isinstance(token_ids, Tensor):
+        selected = logits.gather(1, token_ids) - norm
+    elif token_ids:
         ids = torch.tensor(token_ids, device=logits.device)
         selected = logits.index_select(1, ids) - norm
     else:

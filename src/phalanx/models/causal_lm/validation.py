@@ -20,6 +20,8 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], limits)
     if request.logprobs is not None:
         _check_ids("token_ids_logprob", request.logprobs.token_ids, limits)
+        for row in request.logprobs.token_ids_by_position:
+            _check_ids("token_ids_logprob_by_position", row, limits)
     for one in () if request.handoff is None else request.handoff.sequences:
         _check_ids("handoff", one.output_ids, limits)
     compile_stop_regex(request.sampling.stop_regex)
@@ -44,6 +46,13 @@ def check_prompt(length: int, request: GenerateRequest, limits: Limits) -> None:
             f"logprob_start_len={start} is behind the prompt's {length} tokens; "
             f"allowed are 0 to {length}",
             field="logprob_start_len",
+        )
+    rows = 0 if request.logprobs is None else len(request.logprobs.token_ids_by_position)
+    if rows and rows != length - (start or 0):
+        raise InvalidRequestError(
+            f"token_ids_logprob_by_position has {rows} rows; the prompt's {length} tokens have"
+            f" {length - (start or 0)} positions from logprob_start_len={start} on",
+            field="token_ids_logprob_by_position",
         )
 
 

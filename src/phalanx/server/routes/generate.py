@@ -110,7 +110,7 @@ class GenerateRoute:
             num_completions=one.request.sampling.n,
             logprobs=options is not None,
             top=options is not None and options.top_k > 0,
-            selected=options is not None and bool(options.token_ids),
+            selected=options is not None and options.selects,
             token_text=self._service.tokenizer.token_text if call.return_text_in_logprobs else None,
             prompt_token_ids=call.return_prompt_token_ids,
         )

@@ -54,6 +54,8 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logprob_start_len: int | list[int | None] | None = None
     top_logprobs_num: int | list[int | None] | None = None
     token_ids_logprob: list[int | list[int] | None] | None = None
+    # This project's own: a list of ids for each position of a prompt from logprob_start_len on.
+    token_ids_logprob_by_position: list[list[int | list[int]] | None] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     priority: int | list[int | None] | None = None

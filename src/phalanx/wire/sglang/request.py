@@ -22,6 +22,7 @@ from phalanx.wire.sglang.body import (
 
 T = TypeVar("T")
 
+_BY_POSITION = "token_ids_logprob_by_position"
 _DECODER = BodyDecoder(GenerateBody, [SamplingBody])
 
 
@@ -181,14 +182,21 @@ def _logprobs(body: GenerateBody, count: int, batch: bool) -> list[LogprobOption
     starts = _each(body.logprob_start_len, count, batch, "logprob_start_len")
     tops = _each(body.top_logprobs_num, count, batch, "top_logprobs_num")
     selected = _selected(body.token_ids_logprob, count, batch)
+    by_position = _by_position(body.token_ids_logprob_by_position, count, batch)
     options: list[LogprobOptions | None] = []
-    for want, start, top, ids in zip(wanted, starts, tops, selected, strict=True):
+    given = zip(wanted, starts, tops, selected, by_position, strict=True)
+    for want, start, top, ids, rows in given:
         if not want:
             options.append(None)
             continue
         prompt_start = None if start is None or start == -1 else start
         options.append(
-            LogprobOptions(prompt_start=prompt_start, top_k=top or 0, token_ids=tuple(ids or ()))
+            LogprobOptions(
+                prompt_start=prompt_start,
+                top_k=top or 0,
+                token_ids=tuple(ids or ()),
+                token_ids_by_position=rows,
+            )
         )
     return options
 
@@ -209,3 +217,26 @@ def _selected(
             field="token_ids_logprob",
         )
     return _each(lists, count, batch, "token_ids_logprob")
+
+
+def _by_position(
+    value: list[list[int | list[int]] | None] | None, count: int, batch: bool
+) -> list[tuple[tuple[int, ...], ...]]:
+    """The rows of each prompt; none where it has none."""
+    if value is None:
+        return [()] * count
+    if not batch:
+        return [tuple(_row(row) for row in value)]
+    each = _listed(value, count, batch, _BY_POSITION)
+    return [tuple(_row(row) for row in rows or ()) for rows in each]
+
+
+def _row(row: list[int | list[int]] | int | list[int] | None) -> tuple[int, ...]:
+    ids = [one for one in row if isinstance(one, int)] if isinstance(row, list) else []
+    if not isinstance(row, list) or len(ids) != len(row):
+        raise MalformedRequestError(
+            f"{_BY_POSITION} holds {row!r:.40} where the ids of one position are expected; give a list"
+            " of ids for each position, or such lists for each prompt of a batch",
+            field=_BY_POSITION,
+        )
+    return tuple(ids)
