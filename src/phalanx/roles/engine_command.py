@@ -123,17 +123,34 @@ class ListenAddress:
         return f"http://{host}:{self.port}"
 
 
+@dataclass(frozen=True)
+class EngineSpan:
+    """One machine's part of a replica that spans several: `node_rank` 0 is the head, which alone
+    listens, and all of them meet at `meeting`, HOST:PORT of the head's machine.
+    """
+
+    num_nodes: int
+    node_rank: int
+    meeting: str
+
+    def flags(self) -> list[str]:
+        """The same for every kind of engine."""
+        flags = ["--nnodes", str(self.num_nodes), "--node-rank", str(self.node_rank)]
+        return [*flags, "--dist-init-addr", self.meeting]
+
+
 def engine_command(
     launch: ReplicaLaunch,
     address: ListenAddress,
     programs: EnginePrograms,
     simulated: SimulatedCluster | None = None,
+    span: EngineSpan | None = None,
 ) -> Command:
     """Raises `ConfigurationError` for what can never start. `simulated` are the devices that it
-    runs on, and None real ones, or none.
+    runs on, and None real ones, or none. `span`: it is one of several processes of its replica.
     """
     group = launch.group
-    if simulated is None:
+    if simulated is None and span is None:
         _check_machine(launch)
     _check_directory(launch)
     # Where the launcher listens is in `address`, also what was asked of it for this replica.
@@ -148,6 +165,7 @@ def engine_command(
             raise ConfigurationError(
                 f"{launch.engine_id} is external, run by somebody else; nothing can be started"
             )
+    flags += [] if span is None else span.flags()
     return Command((*program, *flags), _environment(launch, program[0], simulated))
 
 
@@ -155,7 +173,7 @@ def _check_machine(launch: ReplicaLaunch) -> None:
     if launch.group.nodes_per_replica > 1:
         raise ConfigurationError(
             f"{launch.engine_id}: nodes_per_replica={launch.group.nodes_per_replica}, but here are"
-            " the processes of one machine; use 1, or engine: external"
+            " the processes of one machine; use 1, launcher: ray, or engine: external"
         )
 
 
