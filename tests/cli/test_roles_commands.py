@@ -136,16 +136,20 @@ def test_ctrl_c_at_an_operation_says_that_it_goes_on(job, tmp_path):
     client, details = ControlClient(job.process.control_url, None), [""]
     while "drain" not in details:
         details = [event.detail for event in client.events(0, 0.0)]
+    with os.fdopen(os.dup(ours)) as told:
+        lines = [told.readline().strip() for _ in range(2)]
+    assert lines == [
+        "phalanx: waiting until running requests of rollout have ended; it goes on after Ctrl-C",
+        "phalanx: rollout/student/0 waits until 1 request ends",
+    ]
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
     assert (process.returncode, out) == (130, "")
-    lines = os.read(ours, 4096).decode().splitlines()
     os.close(terminal)
+    assert os.read(ours, 4096).decode() == (
+        "phalanx: not waited for: role 'rollout' goes on with it, see `phalanx status`\r\n"
+    )
     os.close(ours)
-    assert lines == [
-        "phalanx: waiting until running requests of rollout have ended; it goes on after Ctrl-C",
-        "phalanx: not waited for: role 'rollout' goes on with it, see `phalanx status`",
-    ]
     assert not request.ended
     client.stop(now=True)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.wire.discovery import InternalDocument
 
 _JOB = "Which job"
+_WAIT_FOR_REQUESTS = ("drain", "deactivate")
 Name = Annotated[
     str | None,
     typer.Option("--name", help="The job of this name. [the only one]", rich_help_panel=_JOB),
@@ -203,17 +205,19 @@ def _ask(
     """Ask for an operation, wait for its end, and say what the role is then."""
     from phalanx.cli.control_client import find_job
     from phalanx.cli.job_view import role_lines
+    from phalanx.cli.operation_progress import waiting_told
     from phalanx.clock import SystemClock
 
     clock, client = SystemClock(), find_job(address)
     begun_s = clock.monotonic_s()
-    if operation in ("drain", "deactivate") and sys.stderr.isatty():
+    if operation in _WAIT_FOR_REQUESTS and sys.stderr.isatty():
         print(
             f"phalanx: waiting until running requests of {role} have ended; it goes on after Ctrl-C",
             file=sys.stderr,
         )
     try:
-        document = client.ask(role, operation, body)
+        with waiting_told(client, role) if operation in _WAIT_FOR_REQUESTS else nullcontext():
+            document = client.ask(role, operation, body)
     except KeyboardInterrupt:
         print(
             f"phalanx: not waited for: role {role!r} goes on with it, see `phalanx status`",

@@ -126,6 +126,10 @@ class EngineControl(Protocol):
         """Whether nothing runs or waits; what was cached of ended requests is then dropped."""
         ...
 
+    async def num_requests(self) -> int | None:
+        """How many run or wait; None for an engine that cannot say."""
+        ...
+
     async def release(self, tags: frozenset[Tag]) -> None:
         """Give memory back. The engine is idle or paused, and holds these tags."""
         ...

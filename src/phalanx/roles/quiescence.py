@@ -7,6 +7,7 @@ asked for its memory.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from phalanx.roles.calls import CALL_TIMEOUT_S, MAX_GONE, Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import EngineCallError
@@ -33,6 +34,7 @@ async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) ->
                 replica.drained = True
                 return
             num_gone = 0
+            await _tell(replica)
         except EngineCallError as error:
             # A passing fault, unless nobody listens any more; it is asked again until the deadline.
             num_gone = num_gone + 1 if error.gone else 0
@@ -40,6 +42,14 @@ async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) ->
                 raise
         await poll.rest()
     await quiet(replica, Deadline(quiet_timeout_s))
+
+
+async def _tell(replica: Replica) -> None:
+    """How many requests are waited for, where the engine says so."""
+    what = f"{replica.engine_id}: how many requests run"
+    with suppress(EngineCallError):
+        count = await attempt(replica.engine.num_requests, what, CALL_TIMEOUT_S)
+        replica.wait_for_requests(count or 0)
 
 
 async def quiet(replica: Replica, deadline: Deadline) -> None:

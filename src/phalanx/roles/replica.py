@@ -53,6 +53,7 @@ class Replica:
         self.waits = False
         self.runs: bool | None = True
         self.drained = False
+        self._num_awaited = 0
         self.routed = False
         self.busy = False
         self.tells = True
@@ -101,6 +102,7 @@ class Replica:
         self.detail = detail
         if after is ReplicaState.READY:
             self.drained = False
+        self._num_awaited = 0
         if told is None:
             told = f"{after.value}: {detail}" if detail else after.value
         self._tell(EventKind.STATE, told)
@@ -138,6 +140,13 @@ class Replica:
         if self.blocked:
             self._tell(EventKind.UNBLOCKED, self.blocked)
         self.blocked = ""
+
+    def wait_for_requests(self, count: int) -> None:
+        """Tell how many have yet to end: of many, each time that half of them have."""
+        if count > 0 and (self._num_awaited == 0 or 2 * count <= self._num_awaited):
+            self._num_awaited = count
+            ends = "1 request ends" if count == 1 else f"{count} requests end"
+            self._tell(EventKind.WAITING, f"until {ends}")
 
     def wait_for_weights(self, reason: str) -> None:
         if not self.waits:

@@ -105,6 +105,15 @@ class SGLangEngine:
         self._check(response, "/flush_cache")
         return True
 
+    async def num_requests(self) -> int | None:
+        """What `/v1/loads` says of all its ranks; None where it says nothing."""
+        try:
+            loads = (await self._get("/v1/loads?include=core")).get("loads")
+            counts = [one["num_running_reqs"] + one["num_waiting_reqs"] for one in loads or ()]
+            return sum(counts) if counts else None
+        except (TypeError, KeyError):
+            return None
+
     async def release(self, tags: frozenset[Tag]) -> None:
         await self._post("/release_memory_occupation", _tags(tags))
 

@@ -133,6 +133,10 @@ class FakeEngine:
         await self._call("is_idle", act, logged=False)
         return idle
 
+    async def num_requests(self) -> int | None:
+        await self._call("num_requests", lambda: None, logged=False)
+        return len(self.requests) if self.says else None
+
     async def release(self, tags: frozenset[Tag]) -> None:
         await self._call("release", lambda: self._release(tags), what=_names(tags))
 

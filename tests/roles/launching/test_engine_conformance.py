@@ -122,8 +122,10 @@ def test_it_is_healthy_and_ready_and_tells_its_weights(engine):
 def test_it_is_not_idle_while_a_request_runs_and_is_when_it_is_aborted(engine):
     async def test() -> None:
         assert await engine.control.is_idle()
+        assert await engine.control.num_requests() == 0
         async with engine.generating() as task:
             assert not await engine.control.is_idle()
+            assert await engine.control.num_requests() == 1
             await engine.control.abort_all()
             assert '"abort"' in await task
         while not await engine.control.is_idle():  # noqa: ASYNC110 - it tells nobody

@@ -160,6 +160,20 @@ def test_whether_it_is_idle_is_what_a_flush_says():
     assert isinstance(error, EngineCallError) and error.uncertain
 
 
+def test_requests_are_counted_over_all_ranks_where_an_engine_says_how_many():
+    def count(engine):
+        return engine.num_requests()
+
+    loads = [
+        {"num_running_reqs": 2, "num_waiting_reqs": 1},
+        {"num_running_reqs": 4, "num_waiting_reqs": 0},
+    ]
+    assert asked(count, httpx.Response(200, json={"loads": loads}))[0] == 7
+    for said in ({}, {"loads": []}):
+        assert asked(count, httpx.Response(200, json=said))[0] is None
+    assert asked(count, httpx.Response(200, json={"loads": [{"running": 2}]}))[0] is None
+
+
 def test_what_ours_says_of_its_memory_is_read():
     memory = {"resident": ["weights", "cuda_graph"], "asleep": [], "waiting_for_weights": True}
     told = httpx.Response(200, json={"memory": memory})
