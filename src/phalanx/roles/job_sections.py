@@ -130,6 +130,12 @@ class GroupSection(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: dict[str, Any] = {}
     urls: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        counts = (("replicas", self.replicas, 0), ("ranks", self.ranks, 1), ("nodes", self.nodes, 1))
+        for name, value, least in counts:
+            if value is not None and value < least:
+                raise ConfigurationError(f"{name}={value} must be at least {least}")
+
 
 class ModelSection(GroupSection, frozen=True, kw_only=True):
     """A model. It is one group of replicas, described by its own keys, or lists several `groups`,
