@@ -5,6 +5,7 @@ A bundle is one device of one node, in a placement group that one owner makes an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,10 +44,9 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
-        names = [node.name for node in self.nodes]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"node {name!r} is given twice")
+        for name, count in Counter(node.name for node in self.nodes).items():
+            if count > 1:
+                raise ConfigurationError(f"node {name!r} is given {count} times; name each once")
         if self.device_memory_bytes is not None and self.device_memory_bytes < 1:
             raise ConfigurationError(
                 f"device_memory_bytes={self.device_memory_bytes} must be at least 1"

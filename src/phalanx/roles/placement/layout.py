@@ -4,7 +4,7 @@ of the roles. Nobody gets a device that somebody has in a phase of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.placement.claim import TRAINER_KEY, Claim, GroupKey
@@ -14,7 +14,7 @@ from phalanx.schema.job_placement import ClusterSpec
 from phalanx.schema.roles import PlacementMode
 
 Turns = Mapping[str, Sequence[str]]
-"""By role, and the trainer: the phases in which it may be resident."""
+"""By role, and the trainer, in the order of their first phases: those in which it may be resident."""
 ALWAYS = ("",)
 """The turns of everybody where nobody gives way."""
 Devices = dict[GroupKey, Sequence[int]]
@@ -28,17 +28,25 @@ def lay_out(
     Raises `ConfigurationError` where they do not fit.
     """
     check_capacity(claims, cluster.num_devices, turns, mode)
-    in_order = [claim for claim in claims if not claim.given]
-    # Large engines first leave fewer gaps on nodes, where the order that people expect fails.
-    by_size = sorted(in_order, key=lambda claim: -claim.size)
     unplaced = None
-    for order in (in_order, by_size):
+    for order in _orders(claims, turns):
         occupancy, found = _with_given(claims, cluster, turns, mode)
         unplaced = _deal(order, occupancy, turns, found)
         if unplaced is None:
             return found
     assert unplaced is not None, "else the loop has returned"
     raise _does_not_fit(unplaced, claims, cluster, mode)
+
+
+def _orders(claims: Sequence[Claim], turns: Turns) -> Iterator[list[Claim]]:
+    """The order that people expect, and those that leave fewer gaps: neighbours in time one after
+    the other, large engines first. The trainer, which is not of one piece, is always the last.
+    """
+    free = [claim for claim in claims if not claim.given]
+    order = {user: number for number, user in enumerate(turns)}
+    yield free
+    yield sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, order[claim.user]))
+    yield sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, -claim.size))
 
 
 def check_capacity(claims: Sequence[Claim], pool: int, turns: Turns, mode: PlacementMode) -> None:
@@ -115,15 +123,16 @@ def _deal(
 def _does_not_fit(
     claim: Claim, claims: Sequence[Claim], cluster: ClusterSpec, mode: PlacementMode
 ) -> ConfigurationError:
-    sizes = sorted({node.num_devices for node in cluster.nodes})
-    nodes = " or ".join(map(str, sizes))
+    wanted = f"{claim.place}: replicas={claim.count} of ranks={claim.size}"
     if any(each.given for each in claims):
         return ConfigurationError(
-            f"{claim.place}: {claim.count} engines of ranks={claim.size} find no room beside the"
-            f" bundles that others were given; {ways_out(mode)}"
+            f"{wanted} find no room beside the bundles that others were given; {ways_out(mode)}"
         )
+    sizes = sorted({node.num_devices for node in cluster.nodes})
+    why = f"an engine does not straddle nodes, which have {' or '.join(map(str, sizes))} each"
+    if mode is PlacementMode.DEFER:
+        why += ", and a role has the same bundles in all of its phases"
     return ConfigurationError(
-        f"{claim.place}: {claim.count} engines of ranks={claim.size} do not fit: there are devices"
-        f" enough, but an engine does not straddle nodes, which have {nodes} each; choose ranks that"
-        f" divide a node's devices, give fewer replicas, or more nodes in placement.nodes"
+        f"{wanted} do not fit: there are devices enough, but {why}; choose ranks that divide a"
+        " node's devices, give fewer replicas, or more nodes in placement.nodes"
     )

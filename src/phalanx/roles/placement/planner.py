@@ -4,7 +4,7 @@ refused here, before a placement group, a router, an engine or a data source is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.errors import ConfigurationError
@@ -18,6 +18,7 @@ from phalanx.schema.job_placement import (
     TRAINER,
     ClusterSpec,
     NodeSpec,
+    PhaseSpec,
     PlacementPlan,
     PlacementRequest,
 )
@@ -39,14 +40,19 @@ def plan(request: PlacementRequest) -> PlacementPlan:
     claims = claims_of(request)
     users = dict.fromkeys(claim.user for claim in claims)
     phases = phases_of(request, users)
-    taken_in = {
-        user: turns(phases, user) if request.mode is PlacementMode.DEFER else ALWAYS
-        for user in users
-    }
+    taken_in = _turns(request.mode, users, phases)
     if not request.cluster.nodes and request.mode is PlacementMode.DECOUPLED:
         return replace(assembled(request, phases, (), {}), roles=request.roles)
     cluster, devices = _laid_out(request, claims, taken_in)
     return assembled(replace(request, cluster=cluster), phases, claims, devices)
+
+
+def _turns(mode: PlacementMode, users: Iterable[str], phases: Sequence[PhaseSpec]) -> Turns:
+    if mode is not PlacementMode.DEFER:
+        return dict.fromkeys(users, ALWAYS)
+    order = [phase.name for phase in phases]
+    found = {user: turns(phases, user) for user in users}
+    return dict(sorted(found.items(), key=lambda pair: order.index(pair[1][0])))
 
 
 def _laid_out(
