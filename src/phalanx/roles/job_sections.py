@@ -131,7 +131,11 @@ class GroupSection(msgspec.Struct, frozen=True, kw_only=True):
     urls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = (("replicas", self.replicas, 0), ("ranks", self.ranks, 1), ("nodes", self.nodes, 1))
+        counts = (
+            ("replicas", self.replicas, 0),
+            ("ranks", self.ranks, 1),
+            ("nodes", self.nodes, 1),
+        )
         for name, value, least in counts:
             if value is not None and value < least:
                 raise ConfigurationError(f"{name}={value} must be at least {least}")

@@ -173,7 +173,8 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
         (model(""), f"{IN_MODEL}: model is missing"),
         (model("modle: x"), f"unknown key {IN_MODEL}.modle; did you mean {IN_MODEL}.model?"),
         (model("model: x, replicas: two"), f"{IN_MODEL}.replicas: expected `int | null`"),
-        (model("model: x, replicas: -1"), f"{IN_MODEL}: num_replicas=-1 must be at least 0"),
+        (model("model: x, replicas: -1"), f"{IN_MODEL}.replicas=-1 must be at least 0"),
+        (model("model: x, ranks: 0"), f"{IN_MODEL}.ranks=0 must be at least 1"),
         (model("model: x, engine: vllm"), f"{IN_MODEL}.engine='vllm' is not known; allowed: ph"),
         (
             model("model: x, sampling: {temprature: 1}"),
