@@ -1,0 +1,248 @@
+"""The calls of Ray that a job needs, each a coroutine that may be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from phalanx import __version__
+from phalanx.errors import ConfigurationError, RoleOperationFailedError
+from phalanx.roles.ray_cluster.machines import Machine, NoRoomError
+from phalanx.roles.ray_cluster.observed import Place
+
+try:
+    import ray
+    from ray._private.state import available_resources_per_node
+    from ray.exceptions import RayError
+    from ray.util.placement_group import (
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+except ImportError as error:
+    raise ConfigurationError(
+        f"launcher: ray needs Ray ({error}); install it with `pip install phalanx[ray]`, here and on"
+        " every machine of the cluster"
+    ) from error
+
+A = TypeVar("A")
+T = TypeVar("T")
+NAMESPACE = "phalanx"
+ACTOR_CPUS = 0.1
+GPU = "GPU"
+_PROBE_GPUS = 0.0001
+_SLICE_S = 0.5
+_PAUSE_S = 0.05
+_REMOVAL_S = 30.0
+_PINNED = 0.001
+
+Bundles = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class RawGroup:
+    """A placement group as Ray knows it."""
+
+    handle: Any
+    name: str
+    bundles: tuple[Mapping[str, float], ...]
+
+
+class RayCluster:
+    """A connection of this process, which is one of a machine of the cluster."""
+
+    def __init__(self, address: str | None, namespace: str, num_devices: int | None) -> None:
+        """Connect to the cluster at `address`; None: to the one that this machine belongs to, else
+        one is started here, with `num_devices` devices (None: those that the machine has).
+
+        Blocks for seconds. Raises `ConfigurationError` where there is no cluster.
+        """
+        if address is not None and "://" in address:
+            raise ConfigurationError(
+                f"launcher.address={address!r} must be HOST:PORT of the cluster's head, or auto; the"
+                " control process runs on a machine of the cluster"
+            )
+        self.namespace = namespace
+        self._is_ours = False
+        try:
+            self._connect(address or "auto")
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            if address is not None:
+                raise ConfigurationError(
+                    f"no Ray cluster answers at launcher.address={address!r} ({first_line(error)}); start"
+                    " one with `ray start --head` and join this machine to it"
+                ) from None
+            self._connect(None, num_devices)
+            self._is_ours = True
+
+    def _connect(self, address: str | None, num_devices: int | None = None) -> None:
+        ray.init(
+            address=address or "local",
+            namespace=self.namespace,
+            num_gpus=num_devices,
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was started here, and ends with `close`."""
+        return self._is_ours
+
+    def close(self) -> None:
+        """Let go of it. What this process made there and has not deleted is deleted by Ray."""
+        ray.shutdown()
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Those that are alive."""
+        free = available_resources_per_node()
+        return tuple(
+            Machine(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["NodeManagerHostname"],
+                int(node["Resources"].get(GPU, 0)),
+                int(free.get(node["NodeID"], {}).get(GPU, 0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        )
+
+    def is_alive(self, node_id: str) -> bool:
+        return any(machine.node_id == node_id for machine in self.machines())
+
+    async def create_group(
+        self, name: str, bundles: Bundles, strategy: str, timeout_s: float
+    ) -> RawGroup:
+        """A placement group whose devices are all reserved. Raises `NoRoomError` where they are not
+        within `timeout_s`; then, and where this is cancelled, it is gone.
+        """
+        handle = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name)
+        group = RawGroup(handle, name, tuple(bundles))
+        due_s = asyncio.get_running_loop().time() + timeout_s
+        try:
+            while not await asyncio.to_thread(handle.wait, _SLICE_S):
+                if asyncio.get_running_loop().time() >= due_s:
+                    raise NoRoomError(self._no_room(name, bundles, timeout_s))
+        except BaseException:
+            await asyncio.shield(self.remove_group(group))
+            raise
+        return group
+
+    def find_group(self, name: str) -> RawGroup:
+        """One that somebody else has made. Raises `ConfigurationError` where there is none."""
+        try:
+            handle = ray.util.get_placement_group(name)
+        except ValueError:
+            raise ConfigurationError(
+                f"there is no placement group {name!r} in namespace {self.namespace!r}, which"
+                " placement.external_groups says that somebody else has made; make it (and give it"
+                " that name), or leave it out of external_groups"
+            ) from None
+        return RawGroup(handle, name, tuple(handle.bundle_specs))
+
+    async def remove_group(self, group: RawGroup) -> None:
+        """Returns when Ray has done it. Any number of times."""
+        remove_placement_group(group.handle)
+        due_s = asyncio.get_running_loop().time() + _REMOVAL_S
+        while self._state(group) not in ("REMOVED", None):
+            if asyncio.get_running_loop().time() >= due_s:
+                raise RoleOperationFailedError(
+                    f"Ray has not removed placement group {group.name!r} within {_REMOVAL_S:g} s"
+                )
+            await asyncio.sleep(_PAUSE_S)
+
+    def nodes_of(self, group: RawGroup) -> Mapping[int, str]:
+        """Where its bundles are: node ids by bundle; without those that have no machine now."""
+        table = placement_group_table(group.handle)
+        placed: dict[int, str] = table.get("bundles_to_node_id", {})
+        return {index: node for index, node in placed.items() if node}
+
+    async def places(self, group: RawGroup) -> tuple[Place, ...]:
+        """Which device each of its bundles is, asked of a task that runs there."""
+        asked = []
+        for index in range(len(group.bundles)):
+            task = ray.remote(_here).options(
+                num_cpus=0,
+                num_gpus=_PROBE_GPUS,
+                max_retries=1,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group.handle, index),
+            )
+            asked.append(task.remote())
+        addresses = {machine.node_id: machine.address for machine in self.machines()}
+        found = []
+        for index, answer in enumerate(await _all(asked)):
+            node_id, devices, version = answer
+            address = addresses.get(node_id, node_id)
+            if version != __version__:
+                raise ConfigurationError(
+                    f"{address} has Phalanx {version}, and this is {__version__}; install the same"
+                    " one on every machine"
+                )
+            if not devices:
+                raise ConfigurationError(
+                    f"bundle {index} of placement group {group.name!r} has no GPU; give each of its"
+                    " bundles one"
+                )
+            found.append(Place(index, node_id, address, int(devices[0])))
+        return tuple(found)
+
+    async def run_on(self, node_id: str, act: Callable[[A], T], argument: A) -> T:
+        """What `act` returns on that machine. Raises `RoleOperationFailedError`."""
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = ray.remote(act).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        answered: T
+        (answered,) = await _all([task.remote(argument)])
+        return answered
+
+    def _state(self, group: RawGroup) -> str | None:
+        state: str | None = placement_group_table(group.handle).get("state")
+        return state
+
+    def _no_room(self, name: str, bundles: Bundles, timeout_s: float) -> str:
+        wanted = sum(bundle.get(GPU, 0) for bundle in bundles)
+        machines = self.machines()
+        free = ", ".join(
+            f"{machine.free} of {machine.num_devices} on {machine.address}"
+            for machine in machines
+            if machine.num_devices
+        )
+        total = sum(machine.free for machine in machines)
+        return (
+            f"placement group {name!r} needs {wanted:g} devices, and within {timeout_s:g} s the"
+            f" cluster had {total} free ({free or 'none of its machines has devices'})"
+        )
+
+
+def bundle(cpus: float, address: str | None = None) -> dict[str, float]:
+    """A device and something of a processor, on the machine at `address` or on any."""
+    pinned = {} if address is None else {f"node:{address}": _PINNED}
+    return {GPU: 1, "CPU": cpus, **pinned}
+
+
+async def _all(asked: Sequence[Awaitable[Any]]) -> list[Any]:
+    try:
+        return list(await asyncio.gather(*asked))
+    except RayError as error:
+        raise RoleOperationFailedError(
+            f"a machine of the cluster did not answer: {first_line(error)}"
+        ) from error
+
+
+def _here() -> tuple[str, list[Any], str]:
+    """Where a task runs, and on what."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_accelerator_ids()[GPU], __version__
+
+
+def first_line(error: BaseException) -> str:
+    """What Ray says first; the rest is for whoever debugs Ray."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

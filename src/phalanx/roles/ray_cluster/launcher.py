@@ -1,0 +1,154 @@
+"""Starts replicas on the machines of a Ray cluster, in the bundles that a plan gave them; any other
+gets a placement group of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigurationError
+from phalanx.roles.contracts import EngineCallError, ReplicaLaunch
+from phalanx.roles.engine_command import EngineSpan
+from phalanx.roles.placement.reservations import shares
+from phalanx.roles.ray_cluster.binder import BoundPlacement, find_room
+from phalanx.roles.ray_cluster.cluster import ACTOR_CPUS, RayCluster, bundle
+from phalanx.roles.ray_cluster.groups import RayPlacementGroup
+from phalanx.roles.ray_cluster.host import HostSettings, Ledger, Order, Reserved
+from phalanx.roles.ray_cluster.host_actor import HostActor
+from phalanx.roles.ray_cluster.observed import NodePart, parts_of
+from phalanx.roles.ray_cluster.replica import RayReplica, RunningPart
+from phalanx.schema.roles import Ownership, PlacementMode
+
+EXTRA_S = 10.0
+CLOSE_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a replica is to run: in this group, on these machines. `extra`: the group is its own."""
+
+    group: RayPlacementGroup
+    parts: tuple[NodePart, ...]
+    extra: bool
+
+
+class RayLauncher:
+    """Implements `contracts.Launcher`. `job` begins the names of the groups that are made here."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        bound: BoundPlacement | None,
+        settings: HostSettings,
+        job: str,
+        ledgers: Mapping[str, Ledger] | None = None,
+    ) -> None:
+        """Without `bound`, each replica gets a group of its own. `ledgers` are those of machines
+        with simulated devices, by node id.
+        """
+        self._cluster = cluster
+        self._bound = bound
+        self._settings = settings
+        self._job = job
+        self._ledgers = ledgers or {}
+        self._shares = {} if bound is None else shares(bound.plan)
+        self._running: set[RayReplica] = set()
+
+    async def launch(self, launch: ReplicaLaunch) -> RayReplica:
+        """Returns when its processes run, before they are healthy. Raises `EngineCallError` where
+        the cluster is in the way, and `ConfigurationError` for what can never start.
+        """
+        site = await self._site(launch)
+        async with AsyncExitStack() as undo:
+            if site.extra:
+                undo.push_async_callback(site.group.delete)
+            try:
+                replica = await self._start(launch, site, undo)
+            except BaseException:
+                await asyncio.shield(undo.pop_all().aclose())
+                raise
+            undo.pop_all()
+        self._running.add(replica)
+        return replica
+
+    async def close(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Stop whatever still runs. Any number of times, also again with less patience."""
+        running = tuple(self._running)
+        await asyncio.gather(*(replica.stop(grace_s) for replica in running))
+        self._running.difference_update(running)
+
+    async def _site(self, launch: ReplicaLaunch) -> Site:
+        bound = self._bound
+        places = None if bound is None else bound.places(launch.role, launch.engine_id)
+        if bound is not None and places is not None:
+            group = bound.group_of(launch.role)
+            if group.is_there(places):
+                return Site(group, parts_of(places), extra=False)
+            if group.owner is not Ownership.MANAGER:
+                raise EngineCallError(
+                    f"a machine of placement group {group.name!r}, in which {launch.engine_id} has"
+                    " its devices, is lost; have one of that address join the cluster",
+                    uncertain=False,
+                )
+        if bound is not None and bound.plan.mode is not PlacementMode.DECOUPLED:
+            raise ConfigurationError(
+                f"{launch.engine_id} has no devices in the plan, and its role shares a placement"
+                " group; plan more replicas"
+            )
+        return await self._extra(launch)
+
+    async def _extra(self, launch: ReplicaLaunch) -> Site:
+        """A group for one replica alone, wherever the cluster has room."""
+        nodes, ranks = launch.group.nodes_per_replica, launch.group.ranks_per_replica
+        if ranks % nodes:
+            raise ConfigurationError(
+                f"{launch.engine_id}: ranks={ranks} cannot be cut into nodes={nodes} equal parts;"
+                " give a multiple"
+            )
+        wanted = {f"machine {number + 1}": ranks // nodes for number in range(nodes)}
+        machines = await find_room(self._cluster, wanted, EXTRA_S)
+        raw = await self._cluster.create_group(
+            f"{self._job}-{launch.role}-{launch.engine_id}.{launch.generation}",
+            [
+                bundle(2 * ACTOR_CPUS, machine.address)
+                for machine in machines.values()
+                for _ in range(ranks // nodes)
+            ],
+            "STRICT_PACK" if nodes == 1 else "PACK",
+            EXTRA_S,
+        )
+        group = RayPlacementGroup(self._cluster, raw, Ownership.MANAGER, ())
+        try:
+            found = await self._cluster.places(raw)
+        except BaseException:
+            await asyncio.shield(group.delete())
+            raise
+        in_order = sorted(found, key=lambda place: (place.address, place.device))
+        return Site(group, parts_of(in_order), extra=True)
+
+    async def _start(self, launch: ReplicaLaunch, site: Site, undo: AsyncExitStack) -> RayReplica:
+        share = 1.0 if site.extra else self._shares.get(launch.role, 1.0)
+        parts = []
+        for node in site.parts:
+            actor = HostActor(site.group.raw, node.index, share, self._settings, node.address)
+            parts.append(RunningPart(self._cluster, node, actor))
+            undo.push_async_callback(parts[-1].discard)
+        reserved = await parts[0].actor.reserve(launch)
+        orders = self._orders(launch, site.parts, reserved)
+        starting = [
+            part.actor.start(order, reserved.address)
+            for part, order in zip(parts, orders, strict=True)
+        ]
+        for part, pid in zip(parts, await asyncio.gather(*starting), strict=True):
+            part.pid = pid
+        return RayReplica(reserved.address, parts, site.group if site.extra else None)
+
+    def _orders(
+        self, launch: ReplicaLaunch, nodes: Sequence[NodePart], reserved: Reserved
+    ) -> Iterator[Order]:
+        for rank, node in enumerate(nodes):
+            span = EngineSpan(len(nodes), rank, reserved.meeting) if len(nodes) > 1 else None
+            yield Order(launch, node.devices, self._ledgers.get(node.node_id), span)
