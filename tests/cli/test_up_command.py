@@ -45,7 +45,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def check(folder, run, monkeypatch):
     """Checks the text of a file; gives exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
+    # Into a pipe its lines are whole, however narrow the terminal is.
+    monkeypatch.setenv("COLUMNS", "40")
 
     def call(text: str, *arguments: str) -> tuple[int, str, str]:
         (folder / "roles.yaml").write_text(text)

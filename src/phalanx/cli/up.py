@@ -46,13 +46,13 @@ def up(
     job = load_job(config, assigned)
     check_job(job, str(config), deeply=check)
     if check:
-        from rich.console import Console
+        from phalanx.cli.whole_lines import table_console
 
-        Console().print(plan_table(job))
+        table_console().print(plan_table(job))
         if job.plan is not None:
-            from phalanx.cli.plan_view import plan_view
+            from phalanx.cli.plan_view import plan_console, plan_view
 
-            Console().print("", plan_view(job.plan), sep="\n")
+            plan_console().print("", plan_view(job.plan), sep="\n")
         return
     for model in checkpoints(job):
         prepared_checkpoint(model)
