@@ -20,7 +20,7 @@ from phalanx.roles.together import all_to_their_ends, raise_failures
 from phalanx.roles.turning import activate, deactivate, drain, start, withdraw
 from phalanx.roles.updating import confirm, update, word
 from phalanx.routing.roles.registry import RoleRegistry
-from phalanx.schema.roles import InferenceRoleSpec
+from phalanx.schema.roles import InferenceRoleSpec, Ownership
 
 
 class InferenceManager:
@@ -230,6 +230,10 @@ class InferenceManager:
         ]
         self._publish()
         raise_failures(f"role {self.spec.role!r} is not stopped everywhere", failures)
+        # Only now: nothing runs in them any more.
+        groups = self._role.backends.placement_groups
+        own = [group.delete() for group in groups if group.owner is Ownership.MANAGER]
+        raise_failures("placement groups are not deleted", await all_to_their_ends(own))
 
     def _publish(self) -> None:
         models = [pool.shown() for pool in self._pools.values()]
