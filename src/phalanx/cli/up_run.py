@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,22 +13,14 @@ from rich.console import Console
 
 from phalanx import log, settings
 from phalanx.cli.up import INTERRUPTED
-from phalanx.cli.up_plan import engine_programs
+from phalanx.cli.up_machinery import SIGNALS, machinery
 from phalanx.cli.up_screen import UpScreen
 from phalanx.clock import SystemClock
 from phalanx.errors import ConfigurationError
-from phalanx.roles.child_process import ProcessHost
 from phalanx.roles.config import JobConfig
-from phalanx.roles.contracts import Backends, EngineControl
-from phalanx.roles.control_process import ControlProcess, JobPlace, Machinery
-from phalanx.roles.external_pool import ExternalPool, LauncherByKind
-from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
-from phalanx.roles.router_process import RouterSettings, RouterStarter
+from phalanx.roles.control_process import ControlProcess, JobPlace
 from phalanx.roles.run_file import RunDirectory
-from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
-from phalanx.schema.roles import InferenceRoleSpec
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONTROL_LOG = "control.log"
 _WAIT_S = 60.0
 
@@ -50,13 +41,28 @@ def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
 
 async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
     clock = SystemClock()
-    process = ControlProcess(job, place, _machinery(job, place.log_directory), clock)
     screen = UpScreen(Console(), clock)
+    screen.say(f"starting {place.name}: {', '.join(role.role for role in job.roles)}")
+    async with contextlib.AsyncExitStack() as ending:
+        try:
+            made = await ending.enter_async_context(machinery(job, place))
+        except asyncio.CancelledError:  # by a signal: nothing has been started yet
+            was_up = False
+        else:
+            process = ControlProcess(job, place, made, clock)
+            was_up = await _shown(process, screen, place, detached=detached)
+    screen.say(f"{place.name} is down")
+    return 0 if was_up else INTERRUPTED
+
+
+async def _shown(
+    process: ControlProcess, screen: UpScreen, place: JobPlace, *, detached: bool
+) -> bool:
+    """Run it to its end, and show what happens; whether it was up before that came."""
     with _stopped_by_signals(process):
-        screen.say(f"starting {place.name}: {', '.join(role.role for role in job.roles)}")
         showing = asyncio.create_task(_show(process, screen))
         try:
-            was_up = await _until_stopped(
+            return await _until_stopped(
                 process, screen, detached=detached, logs=place.log_directory
             )
         finally:
@@ -64,29 +70,6 @@ async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
             screen.show(process.describe(), process.events.after(screen.last_event))
-    screen.say(f"{place.name} is down")
-    return 0 if was_up else INTERRUPTED
-
-
-def _machinery(job: JobConfig, logs: Path) -> Machinery:
-    given = job.launcher
-    started = LocalLauncher(
-        LocalLauncherSettings(logs, given.host, given.first_port, engine_programs(job))
-    )
-    launcher = LauncherByKind(started, ExternalPool())
-
-    def backends(role: InferenceRoleSpec) -> Backends:
-        routers = RouterSettings(
-            logs, python=given.router_python or sys.executable, policy=role.routing.policy
-        )
-        timeouts = EngineTimeouts.of(role.deployment)
-
-        def connect(url: str) -> EngineControl:
-            return SGLangEngine(url, timeouts=timeouts)
-
-        return Backends(launcher, connect, RouterStarter(routers).open)
-
-    return Machinery(ProcessHost(), launcher, backends, lambda: started.close(0.0))
 
 
 async def _until_stopped(

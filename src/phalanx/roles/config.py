@@ -92,11 +92,17 @@ def parse_job(
     return JobConfig(
         _with_paths(job.gateway, ("tls_cert", "tls_key"), directory),
         job.control,
-        _with_paths(job.launcher, ("sglang_python", "router_python"), directory),
+        _with_paths(_launcher(job, source), ("sglang_python", "router_python"), directory),
         _with_paths(job.log, ("directory",), directory),
         roles if placement is None else placement.roles,
         placement,
     )
+
+
+def _launcher(job: JobSection, source: str) -> LauncherSection:
+    given = job.launcher
+    value = {} if given is None else {"kind": given} if isinstance(given, str) else given
+    return file_section(value, LauncherSection, source, "launcher")
 
 
 def _plan(

@@ -18,7 +18,7 @@ from pathlib import Path
 from phalanx.clock import Clock
 from phalanx.roles.child_process import ProcessHost, last_lines
 from phalanx.roles.config import JobConfig
-from phalanx.roles.contracts import Backends, Launcher
+from phalanx.roles.contracts import Backends, Launcher, PlacementGroup
 from phalanx.roles.control_app import ControlApi
 from phalanx.roles.control_door import ControlDoor
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
@@ -57,7 +57,8 @@ class JobPlace:
 @dataclass(frozen=True)
 class Machinery:
     """What starts processes: replicas through `launcher`, which each role's `backends` use, and the
-    gateway through `host`. `kill` ends the processes of replicas at once.
+    gateway through `host`. `kill` ends the processes of replicas at once. `placement_groups` are
+    shared by several roles, and deleted when all of these have ended.
     """
 
     host: ProcessHost
@@ -65,6 +66,7 @@ class Machinery:
     backends: Callable[[InferenceRoleSpec], Backends]
     kill: Callable[[], Awaitable[None]]
     gateway_program: tuple[str, ...] = PROGRAM
+    placement_groups: tuple[PlacementGroup, ...] = ()
 
 
 class ControlProcess:
@@ -184,6 +186,8 @@ class ControlProcess:
         async with contextlib.AsyncExitStack() as steps:
             await steps.enter_async_context(self._hurried())
             steps.push_async_callback(self._machinery.host.close, STOP_GRACE_S)
+            for group in self._machinery.placement_groups:
+                steps.push_async_callback(group.delete)
             steps.push_async_callback(self._machinery.launcher.close)
             steps.push_async_callback(self._door.close)
             steps.callback(self._api.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -56,19 +57,52 @@ class ControlSection(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("key must be printable ASCII, and not empty")
 
 
+class LauncherKind(enum.StrEnum):
+    """`local`: processes of this machine. `ray`: on the machines of a Ray cluster."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class LauncherSection(msgspec.Struct, frozen=True, kw_only=True):
     """Where replicas that are started here listen, on any free ports unless there is a first one,
     and the interpreters that have SGLang and sglang-router (None: the one that runs this).
+
+    `address` and `namespace` are those of a Ray cluster: None is the one that this machine belongs
+    to, or one that is started for the job alone. It has `deadline_s` to have devices free.
     """
 
+    kind: LauncherKind = LauncherKind.LOCAL
     host: str = "127.0.0.1"
     first_port: int | None = None
     sglang_python: str | None = None
     router_python: str | None = None
+    address: str | None = None
+    namespace: str | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.first_port is not None and not 1 <= self.first_port <= 65535:
             raise ConfigurationError(f"first_port={self.first_port} must be from 1 to 65535")
+        if self.kind is LauncherKind.RAY:
+            if self.host != "127.0.0.1":
+                raise ConfigurationError(
+                    f"host={self.host!r} is given for kind: ray, where replicas listen at the"
+                    " addresses that machines have in the cluster; leave it out, and say"
+                    " --node-ip-address to `ray start`"
+                )
+            if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
+                raise ConfigurationError(
+                    f"deadline_s={self.deadline_s} must be a finite number above 0"
+                )
+            return
+        for name in ("address", "namespace", "deadline_s"):
+            given = getattr(self, name)
+            if given is not None:
+                raise ConfigurationError(
+                    f"{name}={given!r} is that of a cluster, and kind is local; say kind: ray, or"
+                    f" leave {name} out"
+                )
 
 
 class LogSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,13 +204,13 @@ class RoleSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSection(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. Each of `roles` is a `RoleSection`, and `placement` a `PlacementSection` or its
-    mode alone.
+    """The whole file. Each of `roles` is a `RoleSection`, `placement` a `PlacementSection` or its mode
+    alone, and `launcher` a `LauncherSection` or its kind alone.
     """
 
     roles: dict[Any, Any]
     gateway: GatewaySection = GatewaySection()
     control: ControlSection = ControlSection()
-    launcher: LauncherSection = LauncherSection()
+    launcher: Any = None
     placement: Any = None
     log: LogSection = LogSection()

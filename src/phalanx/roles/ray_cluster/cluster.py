@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +38,7 @@ except ImportError as error:
 A = TypeVar("A")
 T = TypeVar("T")
 NAMESPACE = "phalanx"
+LOOPBACK = "127.0.0.1"
 ACTOR_CPUS = 0.1
 GPU = "GPU"
 _PROBE_GPUS = 0.0001
@@ -71,16 +75,18 @@ class RayCluster:
             )
         self.namespace = namespace
         self._is_ours = False
-        try:
-            self._connect(address or "auto")
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            if address is not None:
-                raise ConfigurationError(
-                    f"no Ray cluster answers at launcher.address={address!r} ({first_line(error)}); start"
-                    " one with `ray start --head` and join this machine to it"
-                ) from None
-            self._connect(None, num_devices)
-            self._is_ours = True
+        with _own_signals():
+            try:
+                self._connect(address or "auto")
+            except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+                if address is not None:
+                    raise ConfigurationError(
+                        f"no Ray cluster answers at launcher.address={address!r}"
+                        f" ({first_line(error)}); start one with `ray start --head` and join this"
+                        " machine to it"
+                    ) from None
+                self._connect(None, num_devices)
+                self._is_ours = True
 
     def _connect(self, address: str | None, num_devices: int | None = None) -> None:
         ray.init(
@@ -88,6 +94,7 @@ class RayCluster:
             namespace=self.namespace,
             num_gpus=num_devices,
             include_dashboard=None if address else False,
+            _node_ip_address=None if address else LOOPBACK,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
@@ -226,6 +233,17 @@ def bundle(cpus: float, address: str | None = None) -> dict[str, float]:
     """A device and something of a processor, on the machine at `address` or on any."""
     pinned = {} if address is None else {f"node:{address}": _PINNED}
     return {GPU: 1, "CPU": cpus, **pinned}
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own, which ends this process in the middle of whatever it does."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 async def _all(asked: Sequence[Awaitable[Any]]) -> list[Any]:
