@@ -1,0 +1,91 @@
+"""What starts the processes of a job: on this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+from phalanx.cli.up_plan import engine_programs
+from phalanx.roles.child_process import ProcessHost
+from phalanx.roles.config import JobConfig
+from phalanx.roles.contracts import Backends, EngineControl, Launcher, PlacementGroup
+from phalanx.roles.control_process import JobPlace, Machinery
+from phalanx.roles.external_pool import ExternalPool, LauncherByKind
+from phalanx.roles.job_sections import LauncherKind
+from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
+from phalanx.roles.router_process import RouterSettings, RouterStarter
+from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
+from phalanx.schema.roles import InferenceRoleSpec
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GroupsOf = Callable[[str], Sequence[PlacementGroup]]
+
+
+@contextlib.asynccontextmanager
+async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]:
+    """For as long as the job runs. On a cluster its devices are reserved and checked by then, which
+    a signal cancels.
+    """
+    given, logs, programs = job.launcher, place.log_directory, engine_programs(job)
+    if given.kind is LauncherKind.LOCAL:
+        settings = LocalLauncherSettings(logs, given.host, given.first_port, programs)
+        local = LocalLauncher(settings)
+        yield _machinery(job, place, local, lambda: local.close(0.0))
+        return
+    # Ray is an optional package, and slow to import.
+    from phalanx.roles.ray_cluster.job import RayJob
+
+    with _cancelled_by_signals():
+        ray_job = await RayJob.open(place.name, given, job.plan, programs, logs)
+    try:
+        launcher = ray_job.launcher
+        yield _machinery(
+            job,
+            place,
+            launcher,
+            lambda: launcher.close(0.0),
+            ray_job.groups_of,
+            ray_job.shared_groups,
+        )
+    finally:
+        ray_job.close()
+
+
+def _machinery(
+    job: JobConfig,
+    place: JobPlace,
+    started: Launcher,
+    kill: Callable[[], Awaitable[None]],
+    groups_of: GroupsOf = lambda role: (),
+    shared_groups: Sequence[PlacementGroup] = (),
+) -> Machinery:
+    launcher = LauncherByKind(started, ExternalPool())
+    python = job.launcher.router_python or sys.executable
+
+    def backends(role: InferenceRoleSpec) -> Backends:
+        routers = RouterSettings(place.log_directory, python=python, policy=role.routing.policy)
+        timeouts = EngineTimeouts.of(role.deployment)
+
+        def connect(url: str) -> EngineControl:
+            return SGLangEngine(url, timeouts=timeouts)
+
+        opener = RouterStarter(routers).open
+        return Backends(launcher, connect, opener, tuple(groups_of(role.role)))
+
+    return Machinery(ProcessHost(), launcher, backends, kill, placement_groups=tuple(shared_groups))
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in SIGNALS:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
