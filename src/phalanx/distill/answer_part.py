@@ -15,10 +15,16 @@ class _Finish(msgspec.Struct, frozen=True):
     type: str
 
 
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    value: float
+    token: int
+    text: str | None = None
+
+
 class _Meta(msgspec.Struct, frozen=True):
     finish_reason: _Finish
-    output_token_logprobs: list[tuple[float, int] | tuple[float, int, str | None]]
-    output_top_logprobs: list[list[tuple[float, int] | tuple[float, int, str | None]]] | None = None
+    output_token_logprobs: list[_Entry]
+    output_top_logprobs: list[list[_Entry] | None] | None = None
     weight_version: str | int | None = None
     weight_versions: list[tuple[str, int]] | None = None
 
@@ -54,7 +60,7 @@ class AnswerPart:
                 " return_logprob"
             ) from error
         meta, ids = read.meta_info, read.output_ids
-        scored = tuple(int(entry[1]) for entry in meta.output_token_logprobs)
+        scored = tuple(entry.token for entry in meta.output_token_logprobs)
         if scored != ids:
             raise RequestFailedError(
                 f"the answer's {len(ids)} output_ids and {len(scored)} output_token_logprobs are not"
@@ -63,9 +69,9 @@ class AnswerPart:
         tops = _tops(meta, len(ids), num_top)
         return cls(
             ids,
-            tuple(float(entry[0]) for entry in meta.output_token_logprobs),
-            tuple(tuple(int(entry[1]) for entry in row) for row in tops),
-            tuple(tuple(float(entry[0]) for entry in row) for row in tops),
+            tuple(entry.value for entry in meta.output_token_logprobs),
+            tuple(tuple(entry.token for entry in row) for row in tops),
+            tuple(tuple(entry.value for entry in row) for row in tops),
             _spans(meta, len(ids)),
             meta.finish_reason.type,
             read.text,
@@ -84,13 +90,11 @@ def joined_spans(parts: Sequence[AnswerPart]) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _tops(
-    meta: _Meta, length: int, num_top: int
-) -> list[list[tuple[float, int] | tuple[float, int, str | None]]]:
+def _tops(meta: _Meta, length: int, num_top: int) -> list[list[_Entry]]:
     if not num_top:
         return []
-    tops = meta.output_top_logprobs
-    if tops is None or len(tops) != length or any(len(row) != num_top for row in tops):
+    tops = [row for row in meta.output_top_logprobs or () if row is not None]
+    if len(tops) != length or any(len(row) != num_top for row in tops):
         raise RequestFailedError(
             f"the answer lacks output_top_logprobs of {num_top} tokens at each of {length} positions"
         )
