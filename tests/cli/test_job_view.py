@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from phalanx.cli.job_view import role_lines
-from phalanx.cli.roles_table import duration, event_line, job_table
+from phalanx.cli.roles_table import event_line, job_table
 from phalanx.cli.up_screen import UpScreen
+from phalanx.cli.words import duration
 from phalanx.roles.contracts import Tag
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
 from phalanx.roles.events import EventKind, RoleEvent

@@ -21,6 +21,7 @@ from phalanx.roles.control_messages import Job
 from phalanx.roles.events import RoleEvent
 from phalanx.roles.run_file import NoJobError, RunDirectory
 from phalanx.wire.discovery import InternalDocument, decode_internal
+from phalanx.wire.phases import PhasesDocument
 
 T = TypeVar("T")
 
@@ -60,6 +61,16 @@ class ControlClient:
     def ask(self, role: str, operation: str, body: Mapping[str, object]) -> InternalDocument:
         """Ask for an operation on a role, and wait for its end: what the role is then."""
         return decode_internal(self._send("POST", f"/v1/roles/{role}/{operation}", body))
+
+    def phases(self, after: int | None = None, wait_s: float = 0.0) -> PhasesDocument:
+        """Where the job is; with a number, once that is another one."""
+        query = "" if after is None else f"?{urlencode({'after': after, 'wait_s': wait_s})}"
+        return self._get(f"/v1/phases{query}", PhasesDocument)
+
+    def move(self, operation: str, body: Mapping[str, object]) -> PhasesDocument:
+        """Ask for an operation on the phases, and wait for its end: where the job is then."""
+        answer = self._send("POST", f"/v1/phases/{operation}", body)
+        return msgspec.json.decode(answer, type=PhasesDocument)
 
     def stop(self, *, now: bool) -> None:
         """Begin the end of the job."""

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from phalanx.cli.control_client import ControlClient
 from phalanx.cli.frames import frames
-from phalanx.cli.roles_table import duration, event_line, job_table, on_one_line
+from phalanx.cli.phase_view import phase_lines
+from phalanx.cli.roles_table import event_line, job_table
+from phalanx.cli.words import duration, on_one_line
 from phalanx.clock import SystemClock
 from phalanx.roles.control_messages import Job
 from phalanx.roles.run_file import NoJobError
 from phalanx.wire.discovery import InternalDocument, InternalModelEntry
+from phalanx.wire.phases import PhasesDocument
 
 _WAIT_S = 5.0
 _WHOLE_LINES = 10_000
@@ -37,6 +41,27 @@ def watch_job(client: ControlClient) -> None:
                 show(job_table(job, clock.wall_s()))
                 client.events(job.last_event, _WAIT_S)
                 job = client.job()
+    except KeyboardInterrupt:
+        return
+
+
+def print_phases(document: PhasesDocument, *, as_json: bool) -> None:
+    """Where a job is, in lines, or as JSON for programs."""
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    else:
+        for line in phase_lines(document, SystemClock().wall_s()):
+            print(line)
+
+
+def watch_phases(client: ControlClient) -> None:
+    """Show anew where the job is with each change, until Ctrl-C or its end."""
+    clock, document = SystemClock(), client.phases()
+    try:
+        with frames(_console()) as show:
+            while True:
+                show(Text("\n".join(phase_lines(document, clock.wall_s()))))
+                document = client.phases(document.number, _WAIT_S)
     except KeyboardInterrupt:
         return
 

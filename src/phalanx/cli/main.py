@@ -18,6 +18,7 @@ try:
     from phalanx.cli.env import env
     from phalanx.cli.gateway import GatewayCommand, gateway
     from phalanx.cli.generate import generate
+    from phalanx.cli.phase import phase_app
     from phalanx.cli.plan import plan
     from phalanx.cli.roles import down, drain, recover, scale, sleep, status, unblock, wake, weights
     from phalanx.cli.serve import serve
@@ -40,6 +41,7 @@ app.command("gateway", cls=GatewayCommand)(gateway)
 _ROLES = "Roles of a job"
 for command in (up, plan, status, drain, sleep, wake, scale, recover, unblock, weights, down):
     app.command(command.__name__, rich_help_panel=_ROLES)(command)
+app.add_typer(phase_app, name="phase", rich_help_panel=_ROLES)
 app.command("generate")(generate)
 app.command("top")(top)
 app.command("doctor")(doctor)

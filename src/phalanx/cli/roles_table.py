@@ -10,6 +10,8 @@ from datetime import datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from phalanx.cli.phase_view import phase_lines
+from phalanx.cli.words import duration, on_one_line
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
 from phalanx.roles.events import EventKind, RoleEvent
 from phalanx.wire.discovery import InternalEngineEntry
@@ -29,14 +31,17 @@ _SHORT = {"weights": "weights", "kv_cache": "KV", "cuda_graph": "graphs"}
 
 
 def job_table(job: Job, wall_s: float) -> RenderableType:
-    """The job as it is at `wall_s`: a line a replica, and its detail on one below."""
+    """The job as it is at `wall_s`: its phase where roles take turns, a line a replica, and its
+    detail on one below.
+    """
     rows = [row for status in job.roles for row in _rows(status, wall_s)]
     cells = [Text.styled(name, "bold") for name in _COLUMNS]
     widths = [
         max(len(name), *(len(row.cells[at]) for row in rows)) if rows else len(name)
         for at, name in enumerate(_COLUMNS)
     ]
-    lines = [Text(_title(job, wall_s), style="bold"), _line(cells, widths)]
+    phases = [Text(line) for line in _phases(job, wall_s)]
+    lines = [Text(_title(job, wall_s), style="bold"), *phases, _line(cells, widths)]
     for row in rows:
         lines.append(_line(row.cells, widths))
         if row.detail:
@@ -71,6 +76,13 @@ def _title(job: Job, wall_s: float) -> str:
     gateway = job.gateway_url if job.gateway_up else f"{job.gateway_url} (not there)"
     stage = "" if job.stage is JobStage.RUNNING else f", {job.stage}"
     return f"{job.name}{stage}: {gateway}, up {duration(wall_s - job.started_wall_s)}"
+
+
+def _phases(job: Job, wall_s: float) -> Iterator[str]:
+    """Nothing of a job that has no phases to speak of."""
+    phases = job.phases
+    if phases is not None and (phases.leases or phases.batch is not None):
+        yield from phase_lines(phases, wall_s)
 
 
 def _rows(status: RoleStatus, wall_s: float) -> Iterator[_Row]:
@@ -130,17 +142,3 @@ def _message(line: str) -> str:
     """A line of a log without its time, level and logger."""
     logged = _LOGGED.match(line)
     return line if logged is None else logged[1]
-
-
-def on_one_line(text: str) -> str:
-    """The first line, and of more, such as the end of a log, the last one too."""
-    first, *more = text.splitlines() or [""]
-    return f"{first} {more[-1].strip()}" if more else first
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
