@@ -236,13 +236,10 @@ def _environment(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _group(section: GroupSection) -> EngineGroupSpec:
-    external = section.engine is EngineKind.EXTERNAL
-    if external and not section.urls:
+    if section.engine is EngineKind.EXTERNAL and not section.urls:
         raise ConfigurationError("engine: external needs urls, one a replica")
     return EngineGroupSpec(
-        num_replicas=len(section.urls)
-        if external and section.replicas is None
-        else num_replicas(section),
+        num_replicas=num_replicas(section),
         engine=section.engine,
         worker_type=section.worker_type,
         ranks_per_replica=section.ranks,

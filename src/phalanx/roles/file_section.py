@@ -24,4 +24,7 @@ def file_section(value: object, kind: type[T], source: str, path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {prefix}{readable(error)}") from None
+        message = readable(error)
+        # What is missing is no key that stands there.
+        place = f"{path}: " if path and message.startswith("Object missing") else prefix
+        raise ConfigurationError(f"{source}: {place}{message}") from None

@@ -164,6 +164,18 @@ def test_complaint_verl_4903_bundles_are_in_the_order_of_nodes_and_devices(mode)
         assert list(one.bundle_indices) == sorted(one.bundle_indices)
 
 
+def test_complaint_verl_4903_it_is_so_where_a_later_group_was_dealt_first():
+    roles = role("rollout", group(1, 2), group(1, 4)), role("genrm", group(2, 1))
+    asked = request(DECOUPLED, nodes(4, 2, 2), *roles)
+    made = plan(asked)
+    assert violations(asked, made) == []
+    small, large = made.roles[0].models[0].engine_groups
+    assert (small.placement.bundle_indices, large.placement.bundle_indices) == (
+        (4, 5),
+        (0, 1, 2, 3),
+    )
+
+
 def test_the_trainer_is_on_one_node_where_it_can_be():
     def trainer(count: int):
         made = plan(request(SPLIT, nodes(4, 4), role("rollout", group(2)), trainer_devices=count))

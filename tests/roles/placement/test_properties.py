@@ -33,47 +33,67 @@ WAYS = re.compile(r"\b(give|set|say|leave|choose|change|add|name|end|did you mea
 
 
 @st.composite
-def groups(draw):
-    kind = draw(st.integers(0, 9))
+def groups(draw, devices: int):
+    """On nodes of so many devices, mostly of a shape that one of them can hold."""
+    kind = draw(st.integers(0, 15))
+    replicas = draw(st.integers(0, 3))
     if kind == 0:
-        return external(draw(st.integers(1, 2)))
-    spread = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    ranks = draw(st.integers(1, 4)) * spread
-    replicas = draw(st.integers(0, 4))
+        return external(replicas)
     if kind == 1:
-        bundles = draw(st.lists(st.integers(0, 11), max_size=6, unique=draw(st.booleans())))
-        return group(replicas, ranks, bundles=bundles, nodes_per_replica=spread)
+        spread = draw(st.sampled_from([1, 2, 3]))
+        return group(replicas, draw(st.integers(1, 9)), nodes_per_replica=spread)
     if kind == 2:
-        first = draw(st.integers(0, 8))
+        spread = draw(st.integers(2, 3))
+        return group(1, spread * devices, nodes_per_replica=spread)
+    ranks = draw(st.integers(1, devices))
+    if kind in (3, 4):
+        first = draw(st.integers(0, 2 * devices))
         return group(replicas, ranks, bundles=range(first, first + ranks * replicas))
-    return group(replicas, ranks, nodes_per_replica=spread)
+    if kind == 5:
+        bundles = draw(st.lists(st.integers(0, 9), max_size=6, unique=draw(st.booleans())))
+        return group(replicas, ranks, bundles=bundles)
+    return group(replicas, ranks)
 
 
 @st.composite
 def requests(draw):
     mode = draw(MODES)
+    devices = draw(st.integers(1, 6))
+    sizes = [devices] * draw(st.integers(0, 8))
+    if draw(st.integers(0, 4)) == 0:
+        sizes = draw(st.lists(st.integers(0, 6), max_size=8))
     roles = [
-        role(name, *draw(st.lists(groups(), min_size=1, max_size=2)))
+        role(name, *draw(st.lists(groups(devices), min_size=1, max_size=2)))
         for name in NAMES[: draw(st.integers(1, 4))]
     ]
-    users = [spec.role for spec in roles] + [TRAINER]
-    phases = {}
-    if draw(st.booleans()):
-        for number in range(draw(st.integers(1, 4))):
-            phases[f"p{number}"] = tuple(
-                draw(st.lists(st.sampled_from(users), min_size=1, max_size=3, unique=True))
-            )
     return request(
         mode,
-        nodes(*draw(st.lists(st.integers(0, 6), max_size=4))),
+        nodes(*sizes),
         *roles,
         trainer_devices=draw(st.integers(0, 5)),
-        phases=phases,
+        phases=draw(schedules([spec.role for spec in roles])),
         external_groups={"genrm"} if mode is DECOUPLED and len(roles) > 1 else (),
     )
 
 
-@settings(max_examples=400, deadline=None)
+@st.composite
+def schedules(draw, names: list[str]):
+    """No phases, those in which everybody has a turn, or any."""
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        return {}
+    phases = {}
+    for number in range(draw(st.integers(1, 4))):
+        some = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
+        phases[f"p{number}"] = tuple(draw(some))
+    if kind == 1:
+        return phases
+    left = [name for name in names if not any(name in phase for phase in phases.values())]
+    phases.update({f"of_{name}": (name,) for name in left})
+    return {**phases, "train": (TRAINER,)}
+
+
+@settings(max_examples=300, deadline=None)
 @given(requests())
 def test_i66_i68_i69_i70_no_plan_breaks_a_rule_and_no_refusal_is_mute(asked):
     try:

@@ -71,6 +71,17 @@ def test_i65_the_same_bundles_in_the_same_phase_are_refused_with_the_alternative
     )
 
 
+def test_i65_it_is_enough_that_one_of_their_phases_is_the_same():
+    asked = request(
+        DEFER,
+        nodes(4),
+        role("rollout", group(1, 1, bundles=[0])),
+        role("teacher", group(1, 1, bundles=[0])),
+        phases={"a": ("teacher",), "b": ("rollout",), "c": ("rollout", "teacher")},
+    )
+    refused(asked, "both have [0] in the same phase (c)")
+
+
 @pytest.mark.parametrize(
     ("mode", "roles", "trainer", "says"),
     [

@@ -44,7 +44,10 @@ def placement_request(
     try:
         memory = section.device_memory_mib
         cluster = ClusterSpec(_nodes(section, source), None if memory is None else memory * _MIB)
-        phases = tuple(_phase(value, source, roles) for value in section.phases)
+        phases = tuple(
+            _phase(value, f"{_KEY}.phases[{index}]", source, roles)
+            for index, value in enumerate(section.phases)
+        )
     except ConfigurationError as error:
         if str(error).startswith(f"{source}: "):
             raise
@@ -88,10 +91,11 @@ def check_role_mode(
 
 
 def num_replicas(section: GroupSection) -> int:
-    """Those of a group that is started here: as it says, or as its devices or bundles are enough
-    for. Raises `ConfigurationError`.
+    """As a group says, else one a url, or as many as its devices or bundles are enough for, else 1.
+    Raises `ConfigurationError`.
     """
-    if section.engine is EngineKind.EXTERNAL and section.devices is not None:
+    external = section.engine is EngineKind.EXTERNAL
+    if external and section.devices is not None:
         raise ConfigurationError(
             f"devices={section.devices} is given for engine: external, whose devices are not this"
             " job's; leave devices out"
@@ -103,6 +107,8 @@ def num_replicas(section: GroupSection) -> int:
                 f" of them out (replicas are devices / ranks, and ranks={section.ranks})"
             )
         return section.replicas
+    if external:
+        return len(section.urls)
     name, budget = "bundles", len(section.bundles)
     if section.devices is not None:
         name, budget = "devices", section.devices
@@ -154,9 +160,9 @@ def _nodes(section: PlacementSection, source: str) -> tuple[NodeSpec, ...]:
     return tuple(made)
 
 
-def _phase(value: object, source: str, roles: Sequence[InferenceRoleSpec]) -> PhaseSpec:
+def _phase(value: object, path: str, source: str, roles: Sequence[InferenceRoleSpec]) -> PhaseSpec:
     if not isinstance(value, str):
-        given = file_section(value, PhaseSection, source, f"{_KEY}.phases[]")
+        given = file_section(value, PhaseSection, source, path)
         return PhaseSpec(given.name, given.roles)
     if value == TRAIN and all(role.role != TRAIN for role in roles):
         return PhaseSpec(TRAIN, (TRAINER,))
