@@ -38,7 +38,8 @@ except ImportError as error:
 A = TypeVar("A")
 T = TypeVar("T")
 NAMESPACE = "phalanx"
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.2"
+"""Of this machine alone too; Ray takes 127.0.0.1 for the address that others reach it at."""
 ACTOR_CPUS = 0.1
 GPU = "GPU"
 _PROBE_GPUS = 0.0001
