@@ -40,13 +40,19 @@ def plan_title(plan: PlacementPlan) -> str:
     if not nodes:
         return f"{plan.mode.value}, devices not planned"
     sizes = {node.num_devices for node in nodes}
-    words = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    words += f" of {nodes[0].num_devices:,}" if len(sizes) == 1 else ""
     total = plan.cluster.num_devices
-    words += f" devices, {total:,} in all" if len(nodes) > 1 else " devices"
+    words = f"{len(nodes):,} node{'' if len(nodes) == 1 else 's'}"
+    if len(sizes) == 1:
+        words += f" of {_devices(nodes[0].num_devices)}"
+    if len(nodes) > 1:
+        words += f", {_devices(total)} in all"
     memory = plan.cluster.device_memory_bytes
     simulated = "" if memory is None else f", simulated with {memory / _MIB:,.0f} MiB each"
     return f"{plan.mode.value}: {words}{simulated}"
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'' if count == 1 else 's'}"
 
 
 def plan_view(plan: PlacementPlan) -> RenderableType:
