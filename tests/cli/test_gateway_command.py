@@ -21,6 +21,7 @@ from phalanx.cli.gateway import joined_backends
 from phalanx.cli.gateway import main as gateway_main
 from phalanx.cli.main import main
 from phalanx.gateway.config import GatewayConfig
+from tests.certificates import needs_openssl, write_certificate
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = r"""
@@ -68,9 +69,9 @@ def test_r99_the_program_is_installed_under_both_names():
     assert 'phalanx-gateway = "phalanx.cli.gateway:main"' in text
 
 
+@needs_openssl
 def test_every_flag_reaches_the_configuration(capsys, tmp_path):
-    (tmp_path / "cert.pem").touch()
-    (tmp_path / "key.pem").touch()
+    write_certificate(tmp_path)
     words = (
         "--gateway 0.0.0.0:50111 --threads 32 --http-host 0.0.0.0 --http-port 30000"
         " --backend a http://[::1]:1 --http-model a --robot-model b --lerobot --lerobot-fps 50"
@@ -120,6 +121,8 @@ def test_every_flag_reaches_the_configuration(capsys, tmp_path):
         ("--http-model \n", "--http-model: model name"),
         ("--http-health-path alive", "--http-health-path 'alive' must be a path"),
         ("--relay v1", "--relay 'v1' must be a path"),
+        ("--http-host 192.0.2.1", "--http-host='192.0.2.1': nothing can listen there"),
+        ("--gateway 192.0.2.1:1", "--gateway='192.0.2.1': nothing can listen there"),
         ("--log-level loud", "--log-level 'loud'; allowed: DEBUG"),
         ("--api-key ä", "--api-key must be printable ASCII"),
     ],
@@ -315,7 +318,9 @@ LOADED = """
 import asyncio, sys
 import uvloop
 from phalanx.gateway.config import GatewayConfig
+from tests.certificates import needs_openssl, write_certificate
 from phalanx.gateway.gateway import Gateway
+from tests.certificates import needs_openssl, write_certificate
 import phalanx.cli.gateway, phalanx.gateway.main
 
 async def main():

@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.cli.up_detached import up_detached
 from phalanx.roles.run_file import RunDirectory, RunRecord
+from tests.certificates import needs_openssl, write_certificate
 from tests.roles.launching.specs import write_tiny_llama
 
 JOB = """
@@ -98,6 +99,35 @@ def test_what_could_not_start_is_refused_with_its_place(check, folder, before, a
     assert err.startswith(f"phalanx: {folder / 'roles.yaml'}: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("http_port: 30000", "http_host: 192.0.2.1", "gateway: http_host='192.0.2.1': nothing can"),
+        (
+            "gateway:",
+            "launcher: {host: 192.0.2.1}\ngateway:",
+            "launcher: host='192.0.2.1': nothing",
+        ),
+        ("pool_tokens: 64", "host: 192.0.2.1", "engine_args has 'host'; the launcher chooses it"),
+    ],
+)
+def test_a_host_where_nothing_can_listen_is_refused(check, folder, before, after, says):
+    code, _, err = check(JOB.replace(before, after, 1))
+    assert (code, says in err) == (2, True), err
+
+
+@needs_openssl
+def test_a_key_of_another_certificate_is_refused_before_anything_starts(check, folder):
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        write_certificate(folder / name)
+    pair = "tls_cert: ./one/cert.pem, tls_key: ./two/key.pem"
+    code, _, err = check(JOB.replace("http_port: 30000", pair))
+    assert (code, "key values mismatch; give a PEM certificate" in err) == (2, True), err
+    pair = "tls_cert: ./one/cert.pem, tls_key: ./one/key.pem"
+    assert check(JOB.replace("http_port: 30000", pair))[0] == 0
 
 
 def test_a_file_that_is_not_there_is_named(run):

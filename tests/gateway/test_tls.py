@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -13,25 +11,18 @@ import grpc.aio
 import pytest
 
 from phalanx.errors import ConfigurationError
+from tests.certificates import needs_openssl, write_certificate
 from tests.gateway.http.running import Client
 from tests.gateway.http.running import request as request_of
 from tests.gateway.policy_servers import answer_to, infer, request, run
 from tests.gateway.whole import ProbedServer, ready, running
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="no openssl to make a certificate"
-)
+pytestmark = needs_openssl
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
+    return write_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_both_doors_speak_tls_and_a_follower_comes_in_by_it(certificate, monkeypatch):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from phalanx.gateway.config import GatewayConfig
+from tests.certificates import needs_openssl, write_certificate
 
 
+@needs_openssl
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -28,10 +28,8 @@ from phalanx.gateway.config import GatewayConfig
 )
 def test_robots_that_could_never_come_in_are_warned_of(tmp_path, changes, words):
     given = dict(changes)
-    for name in ("tls_cert", "tls_key"):
-        if name in given:
-            given[name] = Path(tmp_path / name)
-            given[name].touch()
+    if "tls_cert" in given:
+        given["tls_cert"], given["tls_key"] = write_certificate(tmp_path)
     warnings = GatewayConfig(**given).warnings
     assert len(warnings) == len(words)
     for warning, word in zip(warnings, words, strict=True):

@@ -239,6 +239,7 @@ def gateway(
     lets the running ones end, and closes.
     """
     from phalanx.cli.key_file import read_key_file
+    from phalanx.cli.listening import check_host
     from phalanx.gateway.config import (
         DEFAULT_RELAYED,
         MIB,
@@ -286,6 +287,8 @@ def gateway(
         access_log=access_log,
         pool=policy,
     )
+    check_host("--http-host", http_host)
+    check_host("--gateway", config.grpc_listener[0])
     level = _level(log_level)
     if check:
         print(config.description)

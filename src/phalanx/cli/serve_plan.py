@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
+from phalanx.cli.listening import check_host
 from phalanx.cli.placement import Placement, place
 from phalanx.cli.policy_plan import check_policy_server, create_policy, refuse_policy_keys
 from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
@@ -68,6 +69,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
     elif on_disk:
         refuse_policy_keys(config.server, config.adapter, plugin.name, source)
     load_tls(config.server)
+    check_host("server.host", config.server.host)
     port = HTTP_PORT if policy is None else POLICY_PORT
     server = config.server if config.server.port is not None else replace(config.server, port=port)
     return ServePlan(

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.checkpoints import check_checkpoint
+from phalanx.cli.listening import check_host
 from phalanx.cli.serve import assignments, serve
 from phalanx.errors import ConfigurationError, InvalidInputError
 from phalanx.gateway.config import MIB, GatewayConfig
@@ -53,6 +54,8 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
     """
     with _naming(f"{source}: gateway"):
         _check_gateway(job)
+    with _naming(f"{source}: launcher"):
+        check_host("host", job.launcher.host)
     programs, simulated = engine_programs(job), SimulatedCluster.of(job.plan, _ANY_LEDGER)
     given = job.launcher
     for key, python in (
@@ -196,7 +199,7 @@ def _check_serve(flags: tuple[str, ...]) -> None:
 
 def _check_gateway(job: JobConfig) -> None:
     section = job.gateway
-    GatewayConfig(
+    gateway = GatewayConfig(
         grpc_address=section.grpc,
         http_host=section.http_host,
         http_port=section.http_port,
@@ -208,6 +211,8 @@ def _check_gateway(job: JobConfig) -> None:
         drain_timeout_s=section.drain_timeout_s,
         max_message_bytes=int(section.max_message_mib * MIB),
     )
+    check_host("http_host", section.http_host)
+    check_host("grpc", gateway.grpc_listener[0])
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.errors import ConfigurationError
+from phalanx.gateway.certificate import server_context
 from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.routing.endpoint import MAX_PORT, Endpoint, parse_listener
 from phalanx.routing.pool_policy import PoolPolicy
@@ -210,6 +211,8 @@ class GatewayConfig:
         for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"{flag} {path} is not a file")
+        if self.tls_cert is not None and self.tls_key is not None:
+            server_context(self.tls_cert, self.tls_key)
 
     @property
     def control(self) -> GatewayUrl | None:

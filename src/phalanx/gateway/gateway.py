@@ -12,6 +12,7 @@ from phalanx.clock import Clock, SystemClock
 from phalanx.errors import ConfigurationError
 from phalanx.gateway.actions import ActionsAdapter
 from phalanx.gateway.admin import AdminApi, Standing
+from phalanx.gateway.certificate import server_context
 from phalanx.gateway.config import GatewayConfig
 from phalanx.gateway.following import Follower
 from phalanx.gateway.gateway_url import GatewayUrl
@@ -335,15 +336,7 @@ def _roles(config: GatewayConfig, relays: dict[str, Relaying], clock: Clock) -> 
 def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"--tls-cert {config.tls_cert} and --tls-key {config.tls_key} are not a certificate and"
-            f" its key in PEM: {error}"
-        ) from None
-    return context
+    return server_context(config.tls_cert, config.tls_key)
 
 
 def _grpc_tls(config: GatewayConfig) -> Tls | None:
