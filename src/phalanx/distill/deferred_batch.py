@@ -181,7 +181,7 @@ class DeferredBatch:
     async def _score(self, what: Scoring, work: Work) -> None:
         if what not in self._stored.needs:
             raise BatchStateError(
-                f"batch {self.batch_id!r} was opened without {what!r} among its needs"
+                f"batch {self.batch_id!r} was opened without '{what}' among its needs"
             )
         if what in self._stored.done:
             return

@@ -66,10 +66,7 @@ class MemoryStore:
     def consume(self, batch_id: str) -> None:
         with self._lock:
             if check_consume(batch_id, self._stage(batch_id)):
-                batch = self._batches[batch_id]
-                self._batches[batch_id] = msgspec.structs.replace(
-                    batch, stage=Stage.CONSUMED, samples=()
-                )
+                self._batches[batch_id] = StoredBatch(batch_id=batch_id, stage=Stage.CONSUMED)
 
     def _stage(self, batch_id: str) -> Stage | None:
         batch = self._batches.get(batch_id)
