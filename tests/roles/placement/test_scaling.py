@@ -6,6 +6,7 @@ import pytest
 
 from phalanx.errors import ConfigurationError
 from phalanx.roles.placement.planner import plan
+from phalanx.schema.roles import InferenceModelSpec
 from tests.roles.manager.case import case, run
 from tests.roles.placement.requests import DECOUPLED, DEFER, SPLIT, group, nodes, request, role
 
@@ -13,7 +14,7 @@ from tests.roles.placement.requests import DECOUPLED, DEFER, SPLIT, group, nodes
 def planned(mode, *groups):
     (spec,) = plan(request(mode, nodes(8), role("rollout", *groups))).roles
     (model,) = spec.models
-    return type(model)("m", "/m", model.engine_groups, elastic_enabled=True)
+    return InferenceModelSpec("m", "/m", model.engine_groups, elastic_enabled=True)
 
 
 @pytest.mark.parametrize("mode", [DECOUPLED, SPLIT, DEFER])
@@ -48,9 +49,7 @@ def test_bundles_to_scale_into_are_used():
 
 def test_a_model_that_was_not_planned_is_scaled_at_will():
     async def scenario() -> None:
-        c = case(
-            planned(DECOUPLED, group(1)).__class__("m", "/m", (group(1),), elastic_enabled=True)
-        )
+        c = case(InferenceModelSpec("m", "/m", (group(1),), elastic_enabled=True))
         await c.manager.activate()
         await c.manager.scale("m", 4)
         await c.manager.shutdown()
