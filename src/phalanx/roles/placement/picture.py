@@ -5,10 +5,11 @@ Bundles that look alike are one row where there would be too many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from phalanx.schema.job_placement import TRAINER, Bundle, PlacementPlan
+from phalanx.schema.job_placement import ACTOR_GROUP, TRAINER, Bundle, PlacementPlan
 from phalanx.schema.roles import PlacementMode
 
 TRAINER_COLOUR = "#7f7f7f"
@@ -72,8 +73,11 @@ def picture(plan: PlacementPlan, max_rows: int) -> Picture:
         for node in plan.cluster.nodes
         for device in range(node.num_devices)
     ]
-    holders = _holders(plan)
-    lines = [_line(plan, holders.get(bundle, [])) for bundle in bundles]
+    phases = {
+        user: [at for at, phase in enumerate(plan.phases) if user in phase.roles]
+        for user in plan.users()
+    }
+    lines = [_line(plan, holders, phases) for holders in _holders(plan)]
     spans = [(at, at + 1) for at in range(len(lines))]
     for alike in (_same_replicas, _same_models):
         if len(spans) > max_rows:
@@ -93,32 +97,43 @@ def colours(plan: PlacementPlan) -> dict[str, str]:
     return {**given, TRAINER: TRAINER_COLOUR}
 
 
-def _holders(plan: PlacementPlan) -> dict[Bundle, list[_Holder]]:
-    holders: dict[Bundle, list[_Holder]] = {}
+def _holders(plan: PlacementPlan) -> list[list[_Holder]]:
+    """Of each device of the cluster, in the order of nodes and devices."""
+    nodes = plan.cluster.nodes
+    ends = accumulate(node.num_devices for node in nodes)
+    first = {node.name: end - node.num_devices for node, end in zip(nodes, ends, strict=True)}
+    places = {
+        group.name: [first[bundle.node] + bundle.device for bundle in group.bundles]
+        for group in plan.groups
+    }
+    holders: list[list[_Holder]] = [[] for _ in range(plan.cluster.num_devices)]
     for replica in plan.replicas:
         holder = _Holder(replica.role, replica.model, replica.ordinal)
-        for bundle in plan.bundles(replica):
-            holders.setdefault(bundle, []).append(holder)
-    for user in plan.users():
-        spare = _Holder(user, "", None)
-        for bundle in plan.bundles_of(user):
-            mine = holders.setdefault(bundle, [])
-            if all(holder.user != user for holder in mine):
-                mine.append(spare)
+        for index in replica.bundle_indices:
+            holders[places[replica.placement_group][index]].append(holder)
+    for role in plan.roles:
+        spare = _Holder(role.role, "", None)
+        for group in (group for model in role.models for group in model.engine_groups):
+            if group.placement is not None:
+                used = group.num_replicas * group.ranks_per_replica
+                for index in group.placement.bundle_indices[used:]:
+                    holders[places[ACTOR_GROUP][index]].append(spare)
+    trainer = _Holder(TRAINER, "", None)
+    for index in plan.trainer_bundles:
+        holders[places[ACTOR_GROUP][index]].append(trainer)
     return holders
 
 
-def _line(plan: PlacementPlan, holders: Sequence[_Holder]) -> _Line:
-    by_turns = plan.mode is PlacementMode.DEFER
-    columns: list[_Column] = []
-    for phase in plan.phases:
-        column: _Column = None
-        for holder in holders:
-            active = holder.user in phase.roles
-            if active or not by_turns:
-                column = (holder, active)
-        columns.append(column)
-    return tuple(columns)
+def _line(
+    plan: PlacementPlan, holders: Sequence[_Holder], phases: Mapping[str, Sequence[int]]
+) -> _Line:
+    line: list[_Column] = [None] * len(plan.phases)
+    for holder in holders:
+        if plan.mode is not PlacementMode.DEFER:
+            line = [(holder, False)] * len(line)
+        for at in phases[holder.user]:
+            line[at] = (holder, True)
+    return tuple(line)
 
 
 def _folded(
@@ -136,11 +151,13 @@ def _same_replicas(one: _Line, other: _Line) -> bool:
 
 
 def _same_models(one: _Line, other: _Line) -> bool:
-    return [_model(column) for column in one] == [_model(column) for column in other]
+    return all(map(_same_model, one, other))
 
 
-def _model(column: _Column) -> tuple[str, str] | None:
-    return None if column is None else (column[0].user, column[0].model)
+def _same_model(one: _Column, other: _Column) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one[0].user, one[0].model) == (other[0].user, other[0].model)
 
 
 def _cells(plan: PlacementPlan, lines: Sequence[_Line]) -> tuple[Cell | None, ...]:
