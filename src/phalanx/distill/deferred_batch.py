@@ -81,8 +81,17 @@ class DeferredBatch:
         """Of a staged or later batch, with what was written back."""
         return self._stored.samples
 
-    async def collect(self, workload: RolloutWorkload, prompts: Sequence[Prompt]) -> None:
-        """Have the samples generated, and stage them. No judge and no teacher is asked anything."""
+    async def collect(
+        self,
+        workload: RolloutWorkload,
+        prompts: Sequence[Prompt],
+        weight_version: str | None = None,
+    ) -> None:
+        """Have the samples generated, and stage them. No judge and no teacher is asked anything.
+
+        `weight_version` is the one that has to answer, where it is not that of the settings; samples
+        of another one, which an earlier process left, are made anew.
+        """
         if self._is_past(Stage.COLLECTING):
             return
         have = await self._notes()
@@ -94,7 +103,13 @@ class DeferredBatch:
             count.add(1)
 
         await self.stage_samples(
-            await workload.generate(prompts, self.batch_id, have=have, on_sample=keep)
+            await workload.generate(
+                prompts,
+                self.batch_id,
+                have=have,
+                on_sample=keep,
+                weight_version=weight_version,
+            )
         )
 
     async def stage_samples(self, samples: Sequence[Sample]) -> None:

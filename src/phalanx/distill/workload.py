@@ -49,22 +49,27 @@ class RolloutWorkload:
         *,
         have: Mapping[str, Sample] | None = None,
         on_sample: OnSample = ignore,
+        weight_version: str | None = None,
     ) -> list[Sample]:
         """`num_samples` samples of each prompt, group after group in the order of the prompts.
 
-        Those that `have` holds by their id are not asked for again. `on_sample` gets each new one as
+        Those that `have` holds by their id, of the same prompt and of the weights that have to
+        answer, are not asked for again. `weight_version` is their version, where it is not that of
+        the settings. `on_sample` gets each new one as
         it is there. A request that never started is sent again, and an answer that was cut off goes
         on where it stopped; one that got lost is an error, after all that run have come to their end.
         """
+        version = weight_version or self.settings.weight_version
         known = have or {}
         _check_groups(prompts)
 
         async def one(job: tuple[Prompt, int]) -> Sample:
             prompt, index = job
             sample_id = f"{prompt.group_id}/{index}"
-            if sample_id in known:
-                return known[sample_id]
-            sample = await self._answer(prompt, index, sample_id, batch_id)
+            kept = known.get(sample_id)
+            if kept is not None and _is_of(kept, prompt, version):
+                return kept
+            sample = await self._answer(prompt, index, batch_id, version)
             await on_sample(sample)
             return sample
 
@@ -93,9 +98,11 @@ class RolloutWorkload:
 
         return await each(samples, one, grading.asking.max_concurrency)
 
-    async def _answer(self, prompt: Prompt, index: int, sample_id: str, batch_id: str) -> Sample:
+    async def _answer(
+        self, prompt: Prompt, index: int, batch_id: str, version: str | None
+    ) -> Sample:
         """The whole answer, in as many parts as it is cut into."""
-        settings = self.settings
+        settings, sample_id = self.settings, f"{prompt.group_id}/{index}"
         parts: list[AnswerPart] = []
         while True:
             tokens = [token for part in parts for token in part.token_ids]
@@ -108,7 +115,7 @@ class RolloutWorkload:
             route = Route(settings.model, affinity=affinity_of(prompt.group_id))
             answer = await generate(self._rollout, payload, route, settings.asking)
             part = AnswerPart.read(answer, settings.top_logprobs)
-            self._check_version(sample_id, part)
+            _check_version(sample_id, part, version)
             parts.append(part)
             is_whole = part.finish_reason != "abort"
             if is_whole or len(tokens) + len(part.token_ids) >= settings.max_new_tokens:
@@ -131,15 +138,6 @@ class RolloutWorkload:
             payload.pop("text", None)
             payload["input_ids"] = [*before, *tokens]
         return payload
-
-    def _check_version(self, sample_id: str, part: AnswerPart) -> None:
-        wanted = self.settings.weight_version
-        found = {version for version, _ in part.weight_versions}
-        if wanted is not None and found - {wanted}:
-            raise RequestFailedError(
-                f"sample {sample_id!r} was made by version {', '.join(sorted(found))} of the student;"
-                f" version {wanted} has to answer"
-            )
 
     def _sample(
         self,
@@ -175,6 +173,21 @@ def with_teacher(
 ) -> list[Sample]:
     """Copies of the samples with what their teacher is asked, which may depend on their reward."""
     return [msgspec.structs.replace(one, teacher=request_of(one)) for one in samples]
+
+
+def _is_of(sample: Sample, prompt: Prompt, version: str | None) -> bool:
+    if prompt.input_ids is not None and sample.prompt_ids != prompt.input_ids:
+        return False
+    return version is None or {one for one, _ in sample.weight_versions} <= {version}
+
+
+def _check_version(sample_id: str, part: AnswerPart, wanted: str | None) -> None:
+    found = {version for version, _ in part.weight_versions}
+    if wanted is not None and found - {wanted}:
+        raise RequestFailedError(
+            f"sample {sample_id!r} was made by version {', '.join(sorted(found))} of the student;"
+            f" version {wanted} has to answer"
+        )
 
 
 def _check_groups(prompts: Sequence[Prompt]) -> None:
