@@ -134,6 +134,18 @@ def test_a_file_without_placement_has_nothing_to_plan(plan):
     assert "says nothing of placement, so there is nothing to plan; add placement: split" in err
 
 
+def test_real_devices_of_several_machines_need_a_cluster(run, tmp_path):
+    text = JOB.replace(", device_memory_mib: 1500", "")
+    (tmp_path / "job.yaml").write_text(text)
+    assert run("plan", str(tmp_path / "job.yaml"))[0] == 0
+    code, _, err = run("up", str(tmp_path / "job.yaml"), "--check")
+    assert code == 2
+    assert (
+        "launcher: kind=local starts engines on this machine, and the plan has devices of 2" in err
+    )
+    assert "say launcher: ray" in err
+
+
 def test_the_check_of_a_start_shows_it_too(run, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     file = Path(tmp_path / "job.yaml")

@@ -25,6 +25,7 @@ from phalanx.roles.child_process import Command
 from phalanx.roles.config import JobConfig, parse_job
 from phalanx.roles.contracts import ReplicaLaunch
 from phalanx.roles.engine_command import EnginePrograms, ListenAddress, engine_command
+from phalanx.roles.job_sections import LauncherKind
 from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.schema.roles import (
     EngineGroupSpec,
@@ -56,6 +57,7 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
         _check_gateway(job)
     with _naming(f"{source}: launcher"):
         check_host("host", job.launcher.host)
+        _check_machines(job)
     programs, simulated = engine_programs(job), SimulatedCluster.of(job.plan, _ANY_LEDGER)
     given = job.launcher
     for key, python in (
@@ -73,6 +75,19 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
                 for command in _commands(role, model, programs, simulated):
                     if deeply and command.arguments[: len(programs.phalanx)] == programs.phalanx:
                         _check_serve(command.arguments[len(programs.phalanx) :])
+
+
+def _check_machines(job: JobConfig) -> None:
+    """Real devices of several machines are out of the local launcher's reach."""
+    if job.plan is None or job.plan.cluster.device_memory_bytes is not None:
+        return
+    nodes = {bundle.node for group in job.plan.groups for bundle in group.bundles}
+    if job.launcher.kind is LauncherKind.LOCAL and len(nodes) > 1:
+        raise ConfigurationError(
+            f"kind=local starts engines on this machine, and the plan has devices of {len(nodes)};"
+            " say launcher: ray, one node in placement.nodes, or placement.device_memory_mib for"
+            " simulated devices"
+        )
 
 
 def _check_sglang(job: JobConfig, source: str) -> None:
