@@ -10,6 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from phalanx.errors import CheckpointError, ConfigurationError
+from phalanx.models.causal_lm import CausalLMArgs
+from phalanx.models.causal_lm.entry import CausalLM
 from tests.models.driver import load
 from tests.models.references import fused
 
@@ -67,6 +69,19 @@ def test_truncated_weights(directory, kept):
     path.write_bytes(path.read_bytes()[:kept])
     message = refused(directory)
     assert "model.safetensors is damaged or incomplete" in message
+    with pytest.raises(CheckpointError, match="model.safetensors is damaged or incomplete"):
+        CausalLM.serving(CausalLMArgs(directory))
+
+
+def test_weights_are_looked_at_before_anything_is_loaded(directory):
+    CausalLM.serving(CausalLMArgs(directory))
+    path = directory / "model.safetensors"
+    path.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
+    with pytest.raises(CheckpointError, match="damaged or incomplete"):
+        CausalLM.serving(CausalLMArgs(directory))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="model.safetensors does not exist"):
+        CausalLM.serving(CausalLMArgs(directory))
 
 
 def test_tensors_that_do_not_fit(directory):

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch import Tensor
 from phalanx.errors import CheckpointError
 from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.decoder import Decoder
+from phalanx.models.causal_lm.weight_files import weight_files
 from phalanx.models.causal_lm.weight_slots import Slot, Target
 
 _FUSED = re.compile(r"\.(qkv_proj|gate_up_proj)\.")
@@ -33,12 +33,6 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 Given = tuple[Target, Callable[[], Tensor]]
 """Where a tensor goes, and how to have it."""
-
-
-class _Index(msgspec.Struct):
-    """Which file holds which tensor."""
-
-    weight_map: dict[str, str]
 
 
 class Checkpoint:
@@ -52,7 +46,7 @@ class Checkpoint:
         self._open = ExitStack()
         self._files: list[tuple[str, safe_open]] = []
         with self._open as undo:
-            for path in _files(directory):
+            for path in weight_files(directory):
                 with _readable(path):
                     file = undo.enter_context(safe_open(path, framework="pt"))
                     self._files += [(name, file) for name in file.keys()]  # noqa: SIM118
@@ -154,29 +148,3 @@ def _readable(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} is damaged or incomplete: {error}; download or convert it again"
         ) from error
-
-
-def _files(directory: Path) -> list[Path]:
-    try:
-        return _found(directory)
-    except OSError as error:
-        raise CheckpointError(f"weights cannot be looked for in {directory}: {error}") from error
-
-
-def _found(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            content = msgspec.json.decode(index.read_bytes(), type=_Index)
-        except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{index} is not an index of weights: {error}") from error
-        files = [directory / name for name in sorted(set(content.weight_map.values()))]
-    else:
-        files = [directory / "model.safetensors"]
-    for path in files:
-        if not path.is_file():
-            raise CheckpointError(
-                f"weights file {path} does not exist; weights are read from model.safetensors, or "
-                "from the files that model.safetensors.index.json names"
-            )
-    return files

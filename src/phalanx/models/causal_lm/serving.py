@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.errors import CheckpointError
 from phalanx.models.causal_lm.args import CausalLMArgs
+from phalanx.models.causal_lm.weight_files import check_weight_files
 from phalanx.processing.text import TextTokenizer
 from phalanx.processing.text.files import read_json
 
@@ -17,7 +18,7 @@ class CausalLMServing:
     """Reads a checkpoint directory without loading its weights, and without torch."""
 
     def __init__(self, args: CausalLMArgs) -> None:
-        """Raises `CheckpointError` naming the file that is missing or broken."""
+        """Raises `CheckpointError` naming the file that is missing, broken or cut short."""
         self._directory = Path(args.checkpoint_dir)
         if not self._directory.is_dir():
             raise CheckpointError(
@@ -27,6 +28,7 @@ class CausalLMServing:
         self._config = read_json(self._directory / "config.json", required=True)
         self._context_length = args.context_length
         self._tokenizer = TextTokenizer(self._directory)
+        check_weight_files(self._directory)
 
     @property
     def tokenizer(self) -> TextTokenizer:
