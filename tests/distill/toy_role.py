@@ -8,6 +8,7 @@ import base64
 import zlib
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class ToyEngine(FakeEngine):
     """`knows`: how it takes chosen ids: `by_position`, `flat` or (by neither) only one list for all.
 
     `spoil` may change an answer before it is sent. `cuts`: so many rollouts are cut off after
-    `cut_length` tokens. `packed` answers columns in base64.
+    `cut_length` tokens. Weights are the model's name, in a file `weights`. `packed` answers columns in base64.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ToyEngine(FakeEngine):
         self.version = version
         self.knows = knows
         self.packed = False
+        self.updates: list[str] = []
         self.cuts = 0
         self.cut_length = 2
         self.spoil: Callable[[dict, dict], None] = lambda asked, answer: None
@@ -49,12 +51,24 @@ class ToyEngine(FakeEngine):
 
     @property
     def asked(self) -> list[dict]:
-        return [request.json for request in self.requests if request.method == "POST"]
+        """Of `/generate` and of chats."""
+        skipped = "/update_weights_from_disk"
+        return [
+            request.json
+            for request in self.requests
+            if request.method == "POST" and request.path != skipped
+        ]
 
     async def _answer(self, request: Request) -> None:
         if self.refusal(request):
             return
         asked = request.json
+        if request.path == "/update_weights_from_disk":
+            self.name = _read(Path(asked["model_path"], "weights"))
+            self.version = asked["weight_version"]
+            self.updates.append(self.version)
+            request.answer({"success": True})
+            return
         if request.path == "/v1/chat/completions":
             said = self.says(asked["messages"])
             request.answer({"choices": [{"message": {"content": said}}]})
@@ -137,6 +151,10 @@ class ToyEngine(FakeEngine):
             "completion_tokens": count,
             "weight_version": self.version,
         }
+
+
+def _read(path: Path) -> str:
+    return path.read_text()
 
 
 def _pack(meta: dict) -> None:
