@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from phalanx import __version__
 from phalanx.cli import doctor as doctor_module
 from phalanx.schema.server_config import POLICY_PORT
+from tests.cli.interpreter import write_interpreter
 
 
 def test_env_tells_versions_plugins_and_variables(run, monkeypatch):
@@ -94,6 +96,28 @@ def test_a_jobs_file_is_checked_too(run):
     file = Path(__file__).parents[2] / "examples" / "roles.yaml"
     code, out, _ = run("doctor", str(file))
     assert out.splitlines()[-1] == f"ok    {file}: runs the roles rollout, genrm, teacher"
+
+
+def test_the_packages_of_others_that_a_job_starts_are_looked_for(run, tmp_path):
+    write_interpreter(tmp_path / "python")
+    file = tmp_path / "roles.yaml"
+    job = """
+launcher: {%s}
+roles: {rollout: {models: {a: {engine: external, urls: ["http://127.0.0.1:1"]%s}}}}
+"""
+    routed = ", route_mode: sglang_router"
+    file.write_text(job % ("router_python: ./python", routed))
+    code, out, _ = run("doctor", str(file))
+    assert f"ok    sglang-router: 0.3.2, in {tmp_path / 'python'}" in out
+    file.write_text(job % ("", routed))
+    code, out, _ = run("doctor", str(file))
+    assert code == 1
+    assert f"fault {file}: {file}: route_mode: sglang_router needs sglang-router, which" in out
+    file.write_text(job % (f"sglang_python: {sys.executable}", ""))
+    code, out, _ = run("doctor", str(file))
+    assert (
+        f"note  SGLang: not in {sys.executable} (launcher.sglang_python); the job does not" in out
+    )
 
 
 def test_what_is_wrong_with_a_jobs_file_is_a_fault(run, tmp_path):

@@ -9,10 +9,12 @@ import pytest
 from phalanx.cli.up_detached import up_detached
 from phalanx.roles.run_file import RunDirectory, RunRecord
 from tests.certificates import needs_openssl, write_certificate
+from tests.cli.interpreter import write_interpreter
 from tests.roles.launching.specs import write_tiny_llama
 
 JOB = """
 gateway: {http_port: 30000}
+launcher: {router_python: ./python}
 roles:
   rollout:
     deployment: {start_asleep: true}
@@ -40,6 +42,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
     (folder / "tiny").mkdir()
     write_tiny_llama(folder / "tiny")
+    write_interpreter(folder / "python")
     return folder
 
 
@@ -84,7 +87,13 @@ def test_flags_win_over_the_file(check):
         ("pool_tokens: 64", "pool_tokens: x", "engine_args: Invalid value for '--pool-tokens'"),
         ("pool_tokens: 64", "server.prt: 1", "did you mean server.port"),
         ("pool_tokens: 64", "port: 1", "engine_args has 'port'; the launcher chooses it"),
-        ("gateway:", "launcher: {sglang_python: /no/python}\ngateway:", "is no program"),
+        ("router_python: ./python", "sglang_python: /no/python", "is no program"),
+        ("router_python: ./python", "router_python: /bin/false", "='/bin/false' is no Python"),
+        (
+            "launcher: {router_python: ./python}",
+            "",
+            "route_mode: sglang_router needs sglang-router, which",
+        ),
         (
             "judge: {model: ./tiny, ranks: 2}",
             "judge: {model: ./tiny, engine: sglang}",
@@ -105,11 +114,7 @@ def test_what_could_not_start_is_refused_with_its_place(check, folder, before, a
     ("before", "after", "says"),
     [
         ("http_port: 30000", "http_host: 192.0.2.1", "gateway: http_host='192.0.2.1': nothing can"),
-        (
-            "gateway:",
-            "launcher: {host: 192.0.2.1}\ngateway:",
-            "launcher: host='192.0.2.1': nothing",
-        ),
+        ("router_python: ./python", "host: 192.0.2.1", "launcher: host='192.0.2.1': nothing"),
         ("pool_tokens: 64", "host: 192.0.2.1", "engine_args has 'host'; the launcher chooses it"),
     ],
 )

@@ -50,7 +50,7 @@ def doctor(
     """
     findings = [*examined()]
     if config is not None:
-        findings.append(_configuration(config))
+        findings += _configuration(config)
     for finding in findings:
         print(f"{finding.verdict:<5} {finding.subject}: {finding.words}")
     if any(finding.verdict is Verdict.FAULT for finding in findings):
@@ -168,14 +168,19 @@ def _ports() -> Iterable[Finding]:
                 yield Finding(Verdict.OK, subject, f"free for {owner}")
 
 
-def _configuration(path: Path) -> Finding:
+def _configuration(path: Path) -> Iterable[Finding]:
     from phalanx.errors import InvalidInputError
 
     try:
-        words = _roles(path) if _is_job(path) else f"serves {_plugin(path)}"
+        if _is_job(path):
+            yield from _peers(path)
+            words = _roles(path)
+        else:
+            words = f"serves {_plugin(path)}"
     except InvalidInputError as error:
-        return Finding(Verdict.FAULT, str(path), str(error))
-    return Finding(Verdict.OK, str(path), words)
+        yield Finding(Verdict.FAULT, str(path), str(error))
+    else:
+        yield Finding(Verdict.OK, str(path), words)
 
 
 def _is_job(path: Path) -> bool:
@@ -187,6 +192,20 @@ def _is_job(path: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return isinstance(document, dict) and "roles" in document
+
+
+def _peers(path: Path) -> Iterable[Finding]:
+    """What a job starts of others' packages; one that it needs and has not is a fault of its file."""
+    from phalanx.cli.peer_packages import peer_packages
+    from phalanx.cli.up_plan import load_job
+
+    for package in peer_packages(load_job(path)):
+        version = package.version()
+        if version is not None:
+            yield Finding(Verdict.OK, package.name, f"{version}, in {package.where}")
+        elif not package.needed:
+            words = f"not in {package.where} (launcher.{package.key}); the job does not need it"
+            yield Finding(Verdict.NOTE, package.name, words)
 
 
 def _roles(path: Path) -> str:

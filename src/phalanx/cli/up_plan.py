@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -18,6 +15,7 @@ from rich.text import Text
 
 from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.listening import check_host
+from phalanx.cli.peer_packages import peer_packages
 from phalanx.cli.serve import assignments, serve
 from phalanx.errors import ConfigurationError, InvalidInputError
 from phalanx.gateway.config import MIB, GatewayConfig
@@ -35,7 +33,6 @@ from phalanx.schema.roles import (
     WorkerType,
 )
 
-_FIND_SGLANG = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 _ANYWHERE = ListenAddress("127.0.0.1", 1, 2)
 _ANY_LEDGER = Path("devices")
 
@@ -68,7 +65,9 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
             raise ConfigurationError(
                 f"{source}: launcher.{key}={python!r} is no program; give an interpreter's path"
             )
-    _check_sglang(job, source)
+    with _naming(source):
+        for package in peer_packages(job):
+            package.check()
     for role in job.roles:
         for model in role.models:
             with _naming(f"{source}: roles.{role.role}.models.{model.name}"):
@@ -87,27 +86,6 @@ def _check_machines(job: JobConfig) -> None:
             f"kind=local starts engines on this machine, and the plan has devices of {len(nodes)};"
             " say launcher: ray, one node in placement.nodes, or placement.device_memory_mib for"
             " simulated devices"
-        )
-
-
-def _check_sglang(job: JobConfig, source: str) -> None:
-    """SGLang is looked for, not loaded, in the environment that would start it."""
-    if not any(
-        group.engine is EngineKind.SGLANG
-        for role in job.roles
-        for model in role.models
-        for group in model.engine_groups
-    ):
-        return
-    python = job.launcher.sglang_python
-    if python is None:
-        found = find_spec("sglang") is not None
-    else:
-        found = subprocess.run([python, "-c", _FIND_SGLANG], check=False).returncode == 0
-    if not found:
-        raise ConfigurationError(
-            f"{source}: engine: sglang needs SGLang, which {python or sys.executable} does not have;"
-            " set launcher.sglang_python to the interpreter of an environment with it"
         )
 
 
