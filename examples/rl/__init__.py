@@ -1,0 +1,1 @@
+"""A post-training loop on a CPU: what `examples/rl_demo.py` runs."""

@@ -1,0 +1,147 @@
+"""The trainer's process: it goes through the phases of each step, learns, and pushes its weights.
+
+Run in `examples/` as `python -m rl.trainer --help`. Started again with the same folder after it was
+killed, it goes on with the step that it was in. What it does is told on stdout, a JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from phalanx.client import AsyncPhaseClient, AsyncRoleClient
+from phalanx.distill import (
+    DiskStore,
+    Grading,
+    RolloutSettings,
+    RolloutWorkload,
+    Sample,
+    Scoring,
+    TeacherScorer,
+)
+from phalanx.distill.loop import DistillLoop, LoopParts, LoopPlan
+from phalanx.distill.loop_events import LoopEvent
+from phalanx.distill.training import Checkpoint
+from phalanx.errors import RequestFailedError
+from rl.grading import TOP_K, judges_messages, prompts, reward
+from rl.learner import Learner, LearnerSettings, own_devices
+
+STUDENT = "student"
+
+
+class Weights:
+    """Hands checkpoints to the job, which loads them into every engine of the student."""
+
+    def __init__(self, control_url: str) -> None:
+        self._url = f"{control_url}/v1/roles/rollout/models/{STUDENT}/weights"
+
+    async def push(self, checkpoint: Checkpoint) -> None:
+        async with httpx.AsyncClient(timeout=None) as client:
+            answer = await client.post(
+                self._url, json={"path": str(checkpoint.path), "version": checkpoint.version}
+            )
+        if answer.is_error:
+            raise RequestFailedError(f"weights {checkpoint.version}: {answer.text}")
+
+
+class Recorded:
+    """A trainer that keeps what it was trained on, to be compared with another run."""
+
+    def __init__(self, trainer: Learner, folder: Path) -> None:
+        self._trainer = trainer
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def last(self) -> Checkpoint:
+        return self._trainer.last()
+
+    def load(self) -> None:
+        self._trainer.load()
+
+    def train(self, samples: Sequence[Sample], step: int) -> Mapping[str, float]:
+        metrics = self._trainer.train(samples, step)
+        record = {"step": step, "metrics": metrics, "samples": list(samples)}
+        new = self._folder / ".new"
+        new.write_bytes(msgspec.json.encode(record))
+        new.rename(self._folder / f"step-{step:04d}.json")
+        return metrics
+
+    def save(self, step: int) -> Checkpoint:
+        return self._trainer.save(step)
+
+    def offload(self) -> None:
+        self._trainer.offload()
+
+
+def tell(event: LoopEvent) -> None:
+    print(json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}), flush=True)
+
+
+async def run(given: argparse.Namespace) -> None:
+    settings = LearnerSettings(learning_rate=given.learning_rate)
+    learner = Learner(given.student, given.out / "checkpoints", settings, own_devices())
+    asked = prompts(str(given.student))
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(DiskStore(given.out / "batches"))
+        phases = await stack.enter_async_context(AsyncPhaseClient(given.control))
+        rollout, judge, teacher = [
+            await stack.enter_async_context(AsyncRoleClient(f"{given.gateway}/{role}"))
+            for role in ("rollout", "genrm", "teacher")
+        ]
+        parts = LoopParts(
+            phases=phases,
+            store=store,
+            workload=_workload(given, rollout, judge),
+            trainer=Recorded(learner, given.out / "records"),
+            prompts=lambda step: asked,
+            teacher=TeacherScorer(teacher),
+            weights=Weights(given.control),
+        )
+        scoring = {Scoring.JUDGE: "genrm", Scoring.TEACHER: "teacher"}
+        await DistillLoop(parts, LoopPlan(scoring=scoring), tell).run(given.steps)
+
+
+def _workload(
+    given: argparse.Namespace, rollout: AsyncRoleClient, judge: AsyncRoleClient
+) -> RolloutWorkload:
+    settings = RolloutSettings(
+        num_samples=given.samples,
+        max_new_tokens=given.tokens,
+        seed=given.seed,
+        sampling={"temperature": 1.0},
+        top_logprobs=TOP_K,
+    )
+    sampling = {"temperature": 0, "max_new_tokens": 8, "sampling_seed": given.seed}
+    grading = Grading(judges_messages, reward, sampling=sampling)
+    return RolloutWorkload(rollout, settings, judge=judge, grading=grading)
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rl.trainer", description=__doc__)
+    parser.add_argument("--control", required=True, help="the job's control_url")
+    parser.add_argument("--gateway", required=True, help="the job's gateway_url")
+    parser.add_argument("--student", required=True, type=Path, help="its first checkpoint")
+    parser.add_argument("--out", required=True, type=Path, help="checkpoints, batches, records")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=2, help="of each prompt")
+    parser.add_argument("--tokens", type=int, default=20, help="of each sample, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learning-rate", type=float, default=LearnerSettings.learning_rate)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    asyncio.run(run(parsed(arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
