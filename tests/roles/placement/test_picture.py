@@ -83,6 +83,19 @@ def test_many_devices_are_folded_where_they_look_alike():
     assert list(table(picture(few, 3))) == ["n0:0-1 (2)", "n0:2", "n0:3"]
 
 
+def test_nodes_that_look_alike_are_folded_device_by_device():
+    made = plan(
+        request(SPLIT, nodes(*[4] * 30), role("rollout", group(20, 3)), role("genrm", group(20)))
+    )
+    assert table(picture(made, 8)) == {
+        "n0:0-2 to n19:0-2 (60)": ["rollout-model/0..19", *["(rollout-model/0..19)"] * 2],
+        "n0:3 to n19:3 (20)": ["(genrm-model/0..19)", "genrm-model/0..19", "(genrm-model/0..19)"],
+        "n20:0-3 to n29:0-3 (40)": ["-", "-", "-"],
+    }
+    assert picture(made, 8).num_hidden == 0
+    assert (len(picture(made, 2).rows), picture(made, 2).num_hidden) == (2, 40)
+
+
 def test_what_does_not_fold_is_counted():
     roles = [role(f"r{number}") for number in range(12)]
     drawn = picture(plan(request(SPLIT, nodes(12), *roles)), 5)

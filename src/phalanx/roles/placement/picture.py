@@ -5,6 +5,7 @@ Bundles that look alike are one row where there would be too many.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,20 +28,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """`count` bundles in the order of nodes and devices, from `first` to `last`."""
+    """`count` bundles in the order of nodes and devices, from `first` to `last`; with `by_node` the
+    same devices of each node from that of the first to that of the last.
+    """
 
     first: Bundle
     last: Bundle
     count: int
+    by_node: bool
     cells: tuple[Cell | None, ...]
 
     @property
     def label(self) -> str:
+        first, last = self.first, self.last
         if self.count == 1:
-            return str(self.first)
-        if self.first.node == self.last.node:
-            return f"{self.first}-{self.last.device} ({self.count})"
-        return f"{self.first} to {self.last} ({self.count:,})"
+            return str(first)
+        if first.node == last.node:
+            return f"{first}-{last.device} ({self.count})"
+        if not self.by_node:
+            return f"{first} to {last} ({self.count:,})"
+        devices = str(first.device)
+        if last.device != first.device:
+            devices += f"-{last.device}"
+        return f"{first.node}:{devices} to {last.node}:{devices} ({self.count:,})"
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,16 @@ class _Holder:
     ordinal: int | None
 
 
+@dataclass(frozen=True)
+class _Span:
+    """Lines that are one row: all from `first` to `last`, or with `by_node` some of each node."""
+
+    first: int
+    last: int
+    count: int
+    by_node: bool = False
+
+
 _Column = tuple[_Holder, bool] | None
 _Line = tuple[_Column, ...]
 
@@ -78,17 +98,20 @@ def picture(plan: PlacementPlan, max_rows: int) -> Picture:
         for user in plan.users()
     }
     lines = [_line(plan, holders, phases) for holders in _holders(plan)]
-    spans = [(at, at + 1) for at in range(len(lines))]
-    for alike in (_same_replicas, _same_models):
-        if len(spans) > max_rows:
-            spans = list(_folded(lines, alike))
-    shown = spans[:max_rows]
-    rows = tuple(
-        Row(bundles[start], bundles[end - 1], end - start, _cells(plan, lines[start:end]))
-        for start, end in shown
+    rows = [
+        Row(
+            bundles[span.first],
+            bundles[span.last],
+            span.count,
+            span.by_node,
+            _cells(plan, lines[span.first], lines[span.last]),
+        )
+        for span in _spans(plan, lines, max_rows)[:max_rows]
+    ]
+    num_hidden = len(bundles) - sum(row.count for row in rows)
+    return Picture(
+        tuple(phase.name for phase in plan.phases), tuple(rows), num_hidden, colours(plan)
     )
-    num_hidden = len(bundles) - (shown[-1][1] if shown else 0)
-    return Picture(tuple(phase.name for phase in plan.phases), rows, num_hidden, colours(plan))
 
 
 def colours(plan: PlacementPlan) -> dict[str, str]:
@@ -136,18 +159,47 @@ def _line(
     return tuple(line)
 
 
+def _spans(plan: PlacementPlan, lines: Sequence[_Line], max_rows: int) -> list[_Span]:
+    """The finest rows of which there are not too many, or the coarsest."""
+    spans = [_Span(at, at, 1) for at in range(len(lines))]
+    if len(spans) > max_rows:
+        spans = list(_folded(lines, 0, len(lines), operator.eq))
+    if len(spans) > max_rows:
+        spans = list(_folded(lines, 0, len(lines), _same_models))
+    if len(spans) > max_rows:
+        spans = min(spans, list(_folded_nodes(plan, lines)), key=len)
+    return spans
+
+
 def _folded(
-    lines: Sequence[_Line], alike: Callable[[_Line, _Line], bool]
-) -> Iterator[tuple[int, int]]:
-    start = 0
-    for at in range(1, len(lines) + 1):
-        if at == len(lines) or not alike(lines[start], lines[at]):
-            yield start, at
+    lines: Sequence[_Line], start: int, end: int, alike: Callable[[_Line, _Line], bool]
+) -> Iterator[_Span]:
+    """Neighbours that are alike, of the lines from `start` to before `end`."""
+    for at in range(start + 1, end + 1):
+        if at == end or not alike(lines[start], lines[at]):
+            yield _Span(start, at - 1, at - start)
             start = at
 
 
-def _same_replicas(one: _Line, other: _Line) -> bool:
-    return one == other
+def _folded_nodes(plan: PlacementPlan, lines: Sequence[_Line]) -> Iterator[_Span]:
+    """Neighbouring nodes whose devices look alike, each kind of device of them a row."""
+    nodes: list[range] = []
+    for each in plan.cluster.nodes:
+        start = nodes[-1].stop if nodes else 0
+        nodes.append(range(start, start + each.num_devices))
+    run: list[range] = []
+    for number, node in enumerate(nodes):
+        run.append(node)
+        after = nodes[number + 1] if number + 1 < len(nodes) else range(0)
+        if len(after) == len(node) and all(
+            _same_models(lines[one], lines[other]) for one, other in zip(node, after, strict=True)
+        ):
+            continue
+        first, last = run[0], run[-1]
+        for span in _folded(lines, first.start, first.stop, _same_models):
+            offset = last.start - first.start
+            yield _Span(span.first, span.last + offset, span.count * len(run), True)
+        run = []
 
 
 def _same_models(one: _Line, other: _Line) -> bool:
@@ -160,15 +212,15 @@ def _same_model(one: _Column, other: _Column) -> bool:
     return (one[0].user, one[0].model) == (other[0].user, other[0].model)
 
 
-def _cells(plan: PlacementPlan, lines: Sequence[_Line]) -> tuple[Cell | None, ...]:
+def _cells(plan: PlacementPlan, first: _Line, last: _Line) -> tuple[Cell | None, ...]:
     models = [model.name for role in plan.roles for model in role.models]
     cells: list[Cell | None] = []
-    for first, last in zip(lines[0], lines[-1], strict=True):
-        if first is None or last is None:
+    for one, other in zip(first, last, strict=True):
+        if one is None or other is None:
             cells.append(None)
-            continue
-        holder, active = first
-        cells.append(Cell(holder.user, _label(holder, last[0], models), active))
+        else:
+            holder, active = one
+            cells.append(Cell(holder.user, _label(holder, other[0], models), active))
     return tuple(cells)
 
 
