@@ -46,19 +46,20 @@ def _of_rows(token_ids: Chosen, rows: slice) -> Chosen:
 
 
 def _score(logits: Tensor, tokens: Tensor, top_k: int, token_ids: Chosen) -> Scores:
+    # Not logsumexp, which shares a single row out among threads, and so rounds it otherwise alone.
     logits = logits.float()
-    norm = torch.logsumexp(logits, dim=-1, keepdim=True)
-    values = logits.gather(1, tokens[:, None]) - norm
+    scores = logits.log_softmax(dim=-1)
+    values = scores.gather(1, tokens[:, None])
     if top_k:
-        top_values, top_ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-        top_values = top_values - norm
+        # Of logits: different ones may have the same score.
+        top_ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
+        top_values = scores.gather(1, top_ids)
     else:
         top_values, top_ids = values[:, :0], tokens[:, None][:, :0]
     if isinstance(token_ids, Tensor):
-        selected = logits.gather(1, token_ids) - norm
+        selected = scores.gather(1, token_ids)
     elif token_ids:
-        ids = torch.tensor(token_ids, device=logits.device)
-        selected = logits.index_select(1, ids) - norm
+        selected = scores.index_select(1, torch.tensor(token_ids, device=scores.device))
     else:
         selected = values[:, :0]
     return Scores(values[:, 0], top_values, top_ids, selected)
