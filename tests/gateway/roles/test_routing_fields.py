@@ -16,6 +16,7 @@ from phalanx.gateway.roles.routing_fields import (
     for_chat,
     for_generate,
     read_fields,
+    served_name,
 )
 
 DECODER = msgspec.json.Decoder(RoutingFields)
@@ -26,7 +27,9 @@ def generate(body: bytes) -> bytes:
     return for_generate(body, read_fields(DECODER, body))
 
 
-def chat(body: bytes, served: bytes = b'"served"') -> bytes:
+def chat(body: bytes, *, after: bytes = b"{}") -> bytes:
+    served = served_name("served")
+    for_chat(after, read_fields(DECODER, after), served)
     return for_chat(body, read_fields(DECODER, body), served)
 
 
@@ -95,6 +98,16 @@ def test_i30_routing_fields_go_and_every_other_member_stays_as_it_was(body):
     # The members that stay are there byte for byte, so that taking nothing out changes nothing.
     if len(kept) == len(pairs(body)):
         assert generate(body) == body
+
+
+@given(first=bodies(), body=bodies())
+@settings(deadline=None, max_examples=300)
+@example(b'{"model":"a","b":1}', b'{"model":"a","model":"c"}')
+@example(b'{"model":"a","b":1}', b'{"model":"a","mod\\u0065l":"c"}')
+@example(b'{"model":null}', b'{"model":null,"a":{"model":1}}')
+@example(b'{"a":{"b":"x"},"model":"a"}', b'{"a":{"b":"x"},"model":"ab"}')
+def test_what_was_remembered_of_one_body_changes_no_other(first, body):
+    assert chat(body, after=first) == chat(body)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import TypeVar
 import msgspec
 
 from phalanx.errors import MalformedRequestError
-from phalanx.gateway.roles.json_members import with_member, without_member
+from phalanx.gateway.roles.json_members import MemberValue, without_member
 
 _MODEL, _ROUTE_KEY = b'"model"', b'"route_key"'
+_UNSET = msgspec.UNSET
 _FIELD = {"$.model": "model", "$.route_key": "route_key"}
 
 
@@ -51,16 +52,21 @@ def read_fields(decoder: msgspec.json.Decoder[FieldsT], body: bytes) -> FieldsT:
 
 def for_generate(body: bytes, fields: RoutingFields) -> bytes:
     """Without `model` and `route_key`: engines know neither at `/generate`."""
-    if fields.model is not msgspec.UNSET:
+    if fields.model is not _UNSET:
         body = without_member(body, _MODEL)
-    if fields.route_key is not msgspec.UNSET:
+    if fields.route_key is not _UNSET:
         body = without_member(body, _ROUTE_KEY)
     return body
 
 
-def for_chat(body: bytes, fields: RoutingFields, served: bytes) -> bytes:
-    """With `served`, as JSON, for its `model`, and without `route_key`."""
-    body = with_member(body, _MODEL, served, present=fields.model is not msgspec.UNSET)
-    if fields.route_key is not msgspec.UNSET:
+def served_name(name: str) -> MemberValue:
+    """What engines call a model, for `for_chat`."""
+    return MemberValue(_MODEL, msgspec.json.encode(name))
+
+
+def for_chat(body: bytes, fields: RoutingFields, served: MemberValue) -> bytes:
+    """With `served` for its `model`, and without `route_key`."""
+    body = served.put(body) if fields.model is not _UNSET else served.add(body)
+    if fields.route_key is not _UNSET:
         body = without_member(body, _ROUTE_KEY)
     return body

@@ -23,7 +23,11 @@ class RoleTraffic:
 
     def ended(self, ticket: Ticket[RoleServer], duration_s: float) -> None:
         """A request left its server."""
-        server_id = id_of(ticket.server)
+        server = ticket.server
+        if isinstance(server, RouterTarget):
+            server_id = router_id(server.model.name)
+        else:
+            server_id = server.engine_id
         account = self._accounts.get(server_id)
         if account is None:
             account = self._accounts[server_id] = Account()
@@ -42,13 +46,6 @@ class RoleTraffic:
             present.update(replica.engine_id for replica in model.replicas)
         for server_id in self._accounts.keys() - present:
             del self._accounts[server_id]
-
-
-def id_of(server: RoleServer) -> str:
-    """The id under which it is told of, through all of its restarts."""
-    if isinstance(server, RouterTarget):
-        return router_id(server.model.name)
-    return server.engine_id
 
 
 def router_id(model: str) -> str:

@@ -13,16 +13,21 @@ from phalanx.gateway.http.refusal import Refusal
 from phalanx.gateway.http.request_head import DROPPED, DROPPED_WITH_KEY, PLAIN_REQUEST
 from phalanx.gateway.http.way import Place
 from phalanx.gateway.roles.places import RolePlaces
-from phalanx.gateway.roles.routing_fields import RoutingFields, for_chat, for_generate
+from phalanx.gateway.roles.routing_fields import (
+    RoutingFields,
+    for_chat,
+    for_generate,
+    served_name,
+)
 from phalanx.gateway.roles.servers import RoleServers
 from phalanx.routing.load import Ticket
 from phalanx.routing.roles.balancer import RoleServer
 from phalanx.routing.roles.resolver import RoleSelector, RoleTarget
-from phalanx.routing.roles.snapshot import RoleModel
 from phalanx.wire.discovery import refusal_body, refusal_status
 
 _MAX_STARTS = 4096
 _MAX_SPOKEN = 1024
+_QUESTION_MARK = 0x3F
 _OWN = frozenset({b"host", b"content-length"})
 
 
@@ -35,7 +40,7 @@ class Kind(enum.Enum):
 
 class Spoken:
     """How a model is spoken of: `label` says in an answer's head that it gave it, `served` is its
-    engines' name of it, as JSON. `target` is where its requests go.
+    engines' name of it. `target` is where its requests go.
     """
 
     __slots__ = ("label", "served", "target")
@@ -44,7 +49,7 @@ class Spoken:
         model = target.model
         self.target = target
         self.label = label(model.name)
-        self.served = served_name(model)
+        self.served = served_name(model.served_model_name or model.name)
 
 
 class RoleWish:
@@ -117,9 +122,12 @@ class RoleWay:
             body = for_generate(wish.body, wish.fields)
         else:
             body = for_chat(wish.body, wish.fields, spoken.served)
-        start, onward = self._start(request, server.base_url or ""), request.onward(self._dropped)
-        if request.known is not None:
+        known = request.known
+        if known is not None:
+            start = self._start(known.target, server)
+            onward = known.onward or request.onward(self._dropped)
             return [PLAIN_REQUEST % (start, onward, len(body), request_id, body)]
+        start, onward = self._start(request.target, server), request.onward(self._dropped)
         head = PLAIN_REQUEST % (start, onward, len(body), request_id, b"")
         return [head, body]  # which may be large
 
@@ -139,9 +147,9 @@ class RoleWay:
         self._spoken[fields.model, fields.route_key] = spoken
         return spoken
 
-    def _start(self, request: IncomingRequest, base_url: str) -> bytes:
-        target = request.target if request.known is None else request.known.target
-        if b"?" in target:
+    def _start(self, target: bytes, server: RoleServer) -> bytes:
+        base_url = server.base_url or ""
+        if _QUESTION_MARK in target:
             return self._start_line(base_url, target[target.index(b"?") :])
         return self._starts.get(base_url) or self._start_line(base_url, b"")
 
@@ -177,8 +185,3 @@ def label(model: str) -> bytes:
     if not (model.isascii() and model.isprintable()):
         return b""
     return b"\r\n%b: %b" % (INFERENCE_MODEL, model.encode())
-
-
-def served_name(model: RoleModel) -> bytes:
-    """What its engines call it, as JSON."""
-    return msgspec.json.encode(model.served_model_name or model.name)

@@ -46,11 +46,11 @@ class RoleReplica:
     weight_version: str | None = None
     detail: str = ""
     blocked: bool = False
+    server_id: str = field(init=False, repr=False, compare=False)
+    """By which requests in flight are counted: a new process begins with none."""
 
-    @cached_property
-    def server_id(self) -> str:
-        """By which requests in flight are counted: a new process begins with none."""
-        return f"{self.engine_id}@{self.generation}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "server_id", f"{self.engine_id}@{self.generation}")
 
     @property
     def serves(self) -> bool:
