@@ -37,6 +37,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, front: Front, connections: Connections) -> None:
         self.transport: asyncio.Transport
+        self.stays = True
         self._front = front
         self._connections = connections
         self._reader = RequestReader(front.limits, front.heads)
@@ -56,6 +57,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of this class and not its name.
         self.transport = cast(asyncio.Transport, transport)
+        self.stays = not self._connections.closing
         self._connections.opened(self)
         self._deadline.set(self._front.limits.head_timeout_s)
 
@@ -96,10 +98,6 @@ class ClientConnection(asyncio.Protocol):
     # Caller
 
     @property
-    def stays(self) -> bool:
-        return not self._connections.closing
-
-    @property
     def peer(self) -> str:
         return peer_of(self.transport)
 
@@ -110,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         if self._upload_held or self._reading_held:
             self._upload_held = False
             self._balance()
-        if not keeps or self._connections.closing:
+        if not keeps or not self.stays:
             self._go(request)
         elif not self._advancing:
             if self._reader.waiting:
@@ -159,6 +157,7 @@ class ClientConnection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Close now, or after the answers that are being given."""
+        self.stays = False
         if self._work is not None:
             self._work.leave()
         elif not self._reader.waiting:

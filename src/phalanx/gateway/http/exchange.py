@@ -53,7 +53,6 @@ class Exchange(Generic[WishT, ServerT]):
     _tunnel: Tunnel | None = None
     _sent_whole = False
     _keeps = False
-    _held = False
     _status = 0
 
     def __init__(
@@ -71,6 +70,7 @@ class Exchange(Generic[WishT, ServerT]):
         self._caller = caller
         self._request = request
         self._id = request_id
+        self._held = False
 
     @property
     def begun(self) -> bool:
@@ -144,7 +144,7 @@ class Exchange(Generic[WishT, ServerT]):
         out += body.next(upstream.take(), complete=upstream.complete)
         _write(self._caller.transport, out)
         if upstream.complete:
-            self._finish(upstream, reusable=upstream.reusable)
+            self._finish(upstream, upstream.reusable)
         else:
             upstream.expect_more(self._upstreams.limits.response_timeout_s)
 
@@ -157,7 +157,7 @@ class Exchange(Generic[WishT, ServerT]):
             end = _KEPT if request.http11 else _KEPT_1_0
         fields = self._way.answer_fields(self._wish)
         caller.transport.write(b"".join((lines, fields, _ID, self._id, end, body)))
-        self._finish(upstream, reusable=True)
+        self._finish(upstream, True)
 
     def switched(self, tail: bytes) -> None:
         """The backend speaks another protocol from here on."""
@@ -243,7 +243,7 @@ class Exchange(Generic[WishT, ServerT]):
         self._body = ResponseBody(chunked=head.chunked, is_event_stream=head.is_event_stream)
         return self._body
 
-    def _finish(self, upstream: Upstream, *, reusable: bool) -> None:
+    def _finish(self, upstream: Upstream, reusable: bool) -> None:
         """The response is whole."""
         if reusable and self._request.complete:
             self._upstream = None

@@ -121,10 +121,10 @@ class IncomingRequest:
 class WholeRequest(IncomingRequest):
     """One that came in one read."""
 
-    head_done = True
-    complete = True
-
     def __init__(self, known: KnownHead, length: int, body: bytes) -> None:
+        # What each request is asked: found faster at the instance than at its class.
+        self.head_done = self.complete = self.http11 = self.keep_alive = True
+        self.refusal = None
         self.known = known
         self.method = known.method
         self.path = known.path

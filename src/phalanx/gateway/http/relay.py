@@ -26,6 +26,8 @@ from phalanx.routing.load import Ticket
 from phalanx.routing.snapshot import Server
 
 _MAX_PLACES = 4096
+_HTTP = Scheme.HTTP
+"""Looked up once, for each request asks."""
 
 
 class ServerPool(Protocol):
@@ -83,7 +85,7 @@ class Relay:
     # The way of a request for `model`; None: the only one there is.
 
     def acquire(self, model: str | None, tried: frozenset[str]) -> Ticket[Server]:
-        return self._pool.acquire(model, Scheme.HTTP, tried)
+        return self._pool.acquire(model, _HTTP, tried)
 
     def place(self, server: Server) -> Place:
         place = self._places.get(server.server_id)

@@ -21,8 +21,8 @@ class RequestAccount:
         self._began_s = 0.0
 
     def open(self, request: IncomingRequest, kind: str) -> None:
-        front = self._front
-        self.id = front.ids.of(request.given_id)
+        front, known = self._front, request.known
+        self.id = front.ids.of(request.given_id if known is None else known.request_id)
         self._kind = kind
         self._began_s = front.clock.monotonic_s()
         front.statistics.num_answering += 1
