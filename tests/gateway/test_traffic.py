@@ -66,6 +66,26 @@ def test_rates_are_those_of_the_last_minute_by_the_second():
     assert traffic.of("s").per_second == (0,) * 60
 
 
+def test_requests_that_ended_long_before_the_others_are_in_no_rate():
+    clock = ManualClock()
+    traffic = Traffic(clock)
+    ended(traffic, 0.1, started_s=clock.monotonic_s())
+    clock.advance(100)
+    ended(traffic, 0.1, started_s=clock.monotonic_s())
+    clock.advance(1)
+    assert traffic.of("s").per_second == (*[0] * 59, 1)
+    assert traffic.of("s").num_requests == 2
+
+
+def test_many_requests_are_all_counted_by_how_they_ended():
+    traffic = Traffic(ManualClock())
+    for number in range(1000):
+        ended(traffic, BOUNDS_S[number % len(BOUNDS_S)], code=("200", "503")[number % 10 == 0])
+    told = traffic.of("s")
+    assert told.codes == {"200": 900, "503": 100}
+    assert told.latency_histogram.counts == (*[77] * 12, 76, 0)
+
+
 def test_failures_are_kept_with_their_words_and_are_bounded():
     traffic = Traffic(ManualClock())
     for number in range(80):

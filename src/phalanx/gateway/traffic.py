@@ -1,13 +1,13 @@
 """What the requests of each server came to: counts, times and the last failures.
 
-Everything here is bounded: quantiles are of the latest requests, rates of the last minute. Adding a
-request is cheap, and the sums are made for whoever reads them.
+Everything here is bounded: quantiles are of the latest requests, rates of the last minute. A request
+is only noted when it ends: notes are summed up together, when somebody reads or there are many.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from phalanx.routing.load import LEFT, Countable, Ticket
 NUM_LATEST = 512
 RATE_SECONDS = 60
 NUM_FAILURES = 50
+NUM_NOTES = 128
 MAX_MESSAGE = 300
 BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 OK = "200"
@@ -150,10 +151,16 @@ class _Times:
         self._sum_s = 0.0
         self._quantiles: Quantiles | None = Quantiles()
 
-    def add(self, duration_s: float) -> None:
-        self._latest_s.append(duration_s)
-        self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
-        self._sum_s += duration_s
+    def add(self, durations_s: Sequence[float]) -> None:
+        self._latest_s.extend(durations_s)
+        ordered = sorted(durations_s)
+        begin = 0
+        for bucket, bound_s in enumerate(BOUNDS_S):
+            end = bisect_right(ordered, bound_s, begin)
+            self._counts[bucket] += end - begin
+            begin = end
+        self._counts[-1] += len(ordered) - begin
+        self._sum_s += sum(ordered)
         self._quantiles = None
 
     def histogram(self) -> Histogram:
@@ -175,10 +182,17 @@ class _Seconds:
         self._counts = [0] * (RATE_SECONDS + 1)
         self._second = 0
 
-    def add(self, second: int) -> None:
-        if second != self._second:
+    def add(self, times_s: Sequence[float]) -> None:
+        """What is older than the ring is passed over."""
+        ordered = sorted(times_s)
+        last = int(ordered[-1])
+        first = max(int(ordered[0]), last - RATE_SECONDS)
+        begin = bisect_left(ordered, first)
+        for second in range(first, last + 1):
+            end = bisect_left(ordered, second + 1, begin)
             self._go_on_to(second)
-        self._counts[second % len(self._counts)] += 1
+            self._counts[second % len(self._counts)] += end - begin
+            begin = end
 
     def complete(self, second: int) -> tuple[int, ...]:
         """Those before `second`."""
@@ -199,6 +213,8 @@ class Account:
     """The requests of one server."""
 
     def __init__(self) -> None:
+        # How each has ended, when, after how long, and how long its model took.
+        self._notes: list[tuple[str, float, float, float | None]] = []
         self._codes: dict[str, int] = {}
         self._latency = _Times()
         self._queue = _Times()
@@ -206,14 +222,13 @@ class Account:
 
     def add(self, ticket: Ticket[Countable], duration_s: float) -> None:
         """A request left the server after `duration_s`."""
-        code = ticket.code
-        self._codes[code] = self._codes.get(code, 0) + 1
-        self._latency.add(duration_s)
-        self._seconds.add(int(ticket.started_s + duration_s))
-        if ticket.served_s is not None:
-            self._queue.add(max(duration_s - ticket.served_s, 0.0))
+        notes, ended_s = self._notes, ticket.started_s + duration_s
+        notes.append((ticket.code, ended_s, duration_s, ticket.served_s))
+        if len(notes) >= NUM_NOTES:
+            self._sum_up()
 
     def told(self, now_s: float) -> ServerTraffic:
+        self._sum_up()
         return ServerTraffic(
             codes=dict(self._codes),
             latency=self._latency.quantiles(),
@@ -222,3 +237,18 @@ class Account:
             queue_histogram=self._queue.histogram(),
             per_second=self._seconds.complete(int(now_s)),
         )
+
+    def _sum_up(self) -> None:
+        notes, self._notes = self._notes, []
+        if not notes:
+            return
+        codes, ends_s, durations_s, served_s = zip(*notes, strict=True)
+        for code in set(codes):
+            self._codes[code] = self._codes.get(code, 0) + codes.count(code)
+        self._latency.add(durations_s)
+        self._seconds.add(ends_s)
+        if served_s.count(None) < len(served_s):
+            pairs = zip(durations_s, served_s, strict=True)
+            self._queue.add(
+                [max(each - served, 0.0) for each, served in pairs if served is not None]
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +24,8 @@ BOUNDS_S = (
     60.0,
 )
 """Upper bounds of the durations' buckets; one more holds what is longer."""
+NUM_NOTES = 128
+"""Requests that are summed up together, when nobody asks before."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,35 @@ class RouteCounts:
 
 
 class _Counting:
-    __slots__ = ("buckets", "by_status", "seconds")
+    """`notes` are the statuses and durations of requests that are not yet in the sums."""
+
+    __slots__ = ("_buckets", "_by_status", "_seconds", "notes")
 
     def __init__(self) -> None:
-        self.by_status: dict[int, int] = {}
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
-        self.seconds = 0.0
+        self.notes: list[tuple[int, float]] = []
+        self._by_status: dict[int, int] = {}
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._seconds = 0.0
+
+    def sum_up(self) -> None:
+        notes, self.notes = self.notes, []
+        if not notes:
+            return
+        statuses, durations_s = zip(*notes, strict=True)
+        for status in set(statuses):
+            self._by_status[status] = self._by_status.get(status, 0) + statuses.count(status)
+        ordered = sorted(durations_s)
+        begin = 0
+        for bucket, bound_s in enumerate(BOUNDS_S):
+            end = bisect_right(ordered, bound_s, begin)
+            self._buckets[bucket] += end - begin
+            begin = end
+        self._buckets[-1] += len(ordered) - begin
+        self._seconds += sum(ordered)
+
+    def counts(self) -> RouteCounts:
+        self.sum_up()
+        return RouteCounts(dict(self._by_status), tuple(self._buckets), self._seconds)
 
 
 class HttpStatistics:
@@ -62,12 +87,10 @@ class HttpStatistics:
         counting = self._routes.get(route)
         if counting is None:
             counting = self._routes[route] = _Counting()
-        counting.by_status[status] = counting.by_status.get(status, 0) + 1
-        counting.buckets[bisect_left(BOUNDS_S, duration_s)] += 1
-        counting.seconds += duration_s
+        notes = counting.notes
+        notes.append((status, duration_s))
+        if len(notes) >= NUM_NOTES:
+            counting.sum_up()
 
     def counts(self) -> dict[str, RouteCounts]:
-        return {
-            route: RouteCounts(dict(each.by_status), tuple(each.buckets), each.seconds)
-            for route, each in self._routes.items()
-        }
+        return {route: each.counts() for route, each in self._routes.items()}
