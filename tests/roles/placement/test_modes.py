@@ -77,6 +77,11 @@ def test_i71_the_group_of_a_decoupled_role_is_its_managers_or_somebody_elses():
     assert placement(made, "teacher").pg_owner is Ownership.EXTERNAL
 
 
+def test_a_decoupled_job_that_says_something_of_devices_is_planned():
+    assert plan(request(DECOUPLED, nodes(), *THREE, trainer_devices=2)).cluster.num_devices == 9
+    assert plan(request(DECOUPLED, nodes(memory=1), *THREE)).cluster.num_devices == 7
+
+
 @pytest.mark.parametrize("mode", [SPLIT, DEFER])
 def test_i71_the_one_group_of_a_colocated_job_is_the_controllers(mode):
     made = plan(request(mode, nodes(8), *THREE, trainer_devices=1))

@@ -97,6 +97,11 @@ def test_i70_roles_that_share_phases_in_a_chain_find_bundles():
             group(1, 6, nodes_per_replica=4),
             f"{IN_ROLLOUT}.nodes=4 does not divide ranks=6",
         ),
+        (
+            nodes(),
+            group(1, 4, nodes_per_replica=2),
+            f"{IN_ROLLOUT}.nodes=2, and placement says nothing of nodes; give placement.nodes and",
+        ),
         (nodes(4, 4), group(2, 3, bundles=[0, 1, 2, 3, 4, 5]), "as a node begins at bundle 4"),
         (nodes(4, 4), group(1, 3, bundles=[0, 1, 3]), "not neighbours in ascending order"),
         (nodes(4, 4), group(1, 2, bundles=[1, 0]), "not neighbours in ascending order"),

@@ -30,8 +30,8 @@ FIRST_NODE = "node-0"
 def plan(request: PlacementRequest) -> PlacementPlan:
     """Where every replica and the trainer run, and when. Raises `ConfigurationError`.
 
-    A cluster without nodes: one node with as many devices as are needed or, for a decoupled job,
-    no plan of devices at all.
+    A cluster without nodes: one node with as many devices as are needed or, for a decoupled job
+    that says nothing else of devices, no plan of them at all.
     """
     check_role_names(request.roles)
     for role in request.roles:
@@ -41,10 +41,15 @@ def plan(request: PlacementRequest) -> PlacementPlan:
     users = dict.fromkeys(claim.user for claim in claims)
     phases = phases_of(request, users)
     taken_in = _turns(request.mode, users, phases)
-    if not request.cluster.nodes and request.mode is PlacementMode.DECOUPLED:
+    if _says_no_devices(request):
         return replace(assembled(request, phases, (), {}), roles=request.roles)
     cluster, devices = _laid_out(request, claims, taken_in)
     return assembled(replace(request, cluster=cluster), phases, claims, devices)
+
+
+def _says_no_devices(request: PlacementRequest) -> bool:
+    given = (*request.cluster.nodes, request.cluster.device_memory_bytes, request.trainer_devices)
+    return request.mode is PlacementMode.DECOUPLED and not any(given)
 
 
 def _turns(mode: PlacementMode, users: Iterable[str], phases: Sequence[PhaseSpec]) -> Turns:
@@ -62,6 +67,12 @@ def _laid_out(
     if cluster.nodes:
         check_shapes(claims, cluster)
         return cluster, lay_out(claims, cluster, taken_in, mode)
+    for claim in claims:
+        if claim.num_nodes > 1:
+            raise ConfigurationError(
+                f"{claim.place}.nodes={claim.num_nodes}, and placement says nothing of nodes; give"
+                " placement.nodes and placement.devices_per_node, or leave nodes out"
+            )
     enough = sum(claim.num_devices for claim in claims)
     given = [bundle for claim in claims for bundle in claim.given]
     roomy = replace(cluster, nodes=(NodeSpec(FIRST_NODE, max(given, default=0) + 1 + enough),))
