@@ -152,6 +152,28 @@ def _variables() -> Iterable[Finding]:
     else:
         given = ", ".join(settings.given()) or "no PHALANX_* variables"
         yield Finding(Verdict.OK, "environment", given)
+    yield from _simulated_devices()
+
+
+def _simulated_devices() -> Iterable[Finding]:
+    """Nothing where none are set."""
+    from phalanx.device_ledger import MIB, DeviceLedger
+
+    subject = "simulated devices"
+    try:
+        devices = DeviceLedger.from_environment()
+        memory = devices[0].ledger.devices() if devices else ()
+    except ConfigurationError as error:
+        yield Finding(Verdict.FAULT, subject, str(error))
+        return
+    if devices:
+        told = ", ".join(
+            f"{one.number} ({memory[one.number].held_bytes / MIB:.0f} of"
+            f" {one.ledger.budget_bytes / MIB:.0f} MiB held)"
+            for one in devices
+        )
+        words = f"{told} of {devices[0].ledger.path}, by PHALANX_SIMULATED_DEVICES"
+        yield Finding(Verdict.NOTE, subject, words)
 
 
 def _ports() -> Iterable[Finding]:

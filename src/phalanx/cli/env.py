@@ -13,6 +13,8 @@ import typer
 
 from phalanx import __version__, settings
 from phalanx.checkpoints import checkpoint_names
+from phalanx.device_ledger import MIB, DeviceLedger
+from phalanx.errors import ConfigurationError
 
 _REQUIREMENT = re.compile(r"""^([\w.-]+)[^;]*(?:;\s*extra\s*==\s*["'](\w+)["'])?$""")
 _NOT_FOR_USERS = "dev"
@@ -50,12 +52,24 @@ def environment() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "not in this build of torch",
         "devices": list(device_names()) or ["cpu"],
+        "simulated_devices": _simulated_devices(),
         "plugins": sorted(point.name for point in entry_points(group="phalanx.models")),
         "checkpoints": list(checkpoint_names()),
         "cache_dir": str(settings.cache_dir()),
         "variables": settings.given(),
         "packages": {name: installed for group in extras().values() for name, installed in group},
     }
+
+
+def _simulated_devices() -> list[str]:
+    """Those that this process has by PHALANX_SIMULATED_DEVICES, or why it has none of them."""
+    try:
+        return [
+            f"{one.number} of {one.ledger.path}, {one.ledger.budget_bytes / MIB:.0f} MiB"
+            for one in DeviceLedger.from_environment()
+        ]
+    except ConfigurationError as error:
+        return [str(error)]
 
 
 def extras() -> dict[str, list[tuple[str, str | None]]]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from phalanx.cli.device_lines import device_lines
 from phalanx.cli.phase_view import phase_lines
 from phalanx.cli.words import duration, on_one_line
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
@@ -46,7 +47,7 @@ def job_table(job: Job, wall_s: float) -> RenderableType:
         lines.append(_line(row.cells, widths))
         if row.detail:
             lines.append(Text(f"{' ' * (widths[0] + len(_GAP))}{_GAP}{row.detail}"))
-    return Group(*lines)
+    return Group(*lines, *device_lines(job.devices))
 
 
 @dataclass(frozen=True)

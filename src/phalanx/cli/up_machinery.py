@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -13,9 +14,11 @@ from phalanx.roles.child_process import ProcessHost
 from phalanx.roles.config import JobConfig
 from phalanx.roles.contracts import Backends, EngineControl, Launcher, PlacementGroup
 from phalanx.roles.control_process import JobPlace, Machinery
+from phalanx.roles.device_view import DeviceView
 from phalanx.roles.external_pool import ExternalPool, LauncherByKind
 from phalanx.roles.job_sections import LauncherKind
 from phalanx.roles.local_launcher import LocalLauncher, LocalLauncherSettings
+from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.roles.router_process import RouterSettings, RouterStarter
 from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
 from phalanx.schema.roles import InferenceRoleSpec
@@ -31,9 +34,14 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
     """
     given, logs, programs = job.launcher, place.log_directory, engine_programs(job)
     if given.kind is LauncherKind.LOCAL:
-        settings = LocalLauncherSettings(logs, given.host, given.first_port, programs)
-        local = LocalLauncher(settings)
-        yield _machinery(job, place, local, lambda: local.close(0.0))
+        simulated = SimulatedCluster.of(job.plan, place.file.devices)
+        if simulated is not None:
+            simulated.make()
+        local = LocalLauncher(
+            LocalLauncherSettings(logs, given.host, given.first_port, programs, simulated)
+        )
+        made = _machinery(job, place, local, lambda: local.close(0.0))
+        yield dataclasses.replace(made, devices=DeviceView(job.plan, simulated))
         return
     # Ray is an optional package, and slow to import.
     from phalanx.roles.ray_cluster.job import RayJob

@@ -87,9 +87,29 @@ class RoleStatus(msgspec.Struct, frozen=True):
     unpublished: tuple[UnpublishedReplica, ...] = ()
 
 
+class HeldMemory(msgspec.Struct, frozen=True):
+    """What a process holds of a device under a tag. `owner`: ROLE/MODEL/N, or the trainer."""
+
+    owner: str
+    tag: str
+    num_bytes: int
+    pid: int
+
+
+class DeviceStatus(msgspec.Struct, frozen=True):
+    """A simulated device: its size, the most that was ever held of it at once, and what is now."""
+
+    node: str
+    device: int
+    budget_bytes: int
+    peak_bytes: int
+    held: tuple[HeldMemory, ...] = ()
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`gateway_url` is where callers go: `gateway_url/ROLE`, and `control_url` where operators do.
-    `last_event` is the newest's number. `phases`: where the job is in its batch.
+    `last_event` is the newest's number. `phases`: where the job is in its batch. `devices` are
+    simulated ones. `trainer_environment`: the variables that tell the trainer's program its devices.
     """
 
     name: str
@@ -104,3 +124,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     last_event: int
     roles: tuple[RoleStatus, ...]
     phases: PhasesDocument | None = None
+    devices: tuple[DeviceStatus, ...] = ()
+    trainer_environment: dict[str, str] = {}

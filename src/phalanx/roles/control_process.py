@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.clock import Clock
@@ -28,6 +28,7 @@ from phalanx.roles.coordination.leased import leased
 from phalanx.roles.coordination.schedule import schedule_of
 from phalanx.roles.coordination.tenants import RoleTenant
 from phalanx.roles.coordination.trainer import SystemProcesses
+from phalanx.roles.device_view import DeviceView
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.gateway_process import PROGRAM, GatewayLaunch, GatewayProcess
 from phalanx.roles.local_launcher import replica_log
@@ -58,7 +59,8 @@ class JobPlace:
 class Machinery:
     """What starts processes: replicas through `launcher`, which each role's `backends` use, and the
     gateway through `host`. `kill` ends the processes of replicas at once. `placement_groups` are
-    shared by several roles, and deleted when all of these have ended.
+    shared by several roles, and deleted when all of these have ended. `devices` tell what is held
+    of simulated ones.
     """
 
     host: ProcessHost
@@ -67,6 +69,7 @@ class Machinery:
     kill: Callable[[], Awaitable[None]]
     gateway_program: tuple[str, ...] = PROGRAM
     placement_groups: tuple[PlacementGroup, ...] = ()
+    devices: DeviceView = field(default_factory=DeviceView)
 
 
 class ControlProcess:
@@ -148,6 +151,8 @@ class ControlProcess:
             log_directory=str(self._place.log_directory),
             last_event=self.events.last_number,
             phases=self._coordinator.document,
+            devices=self._machinery.devices.status(),
+            trainer_environment=self._machinery.devices.trainer_environment(),
             roles=tuple(self._status(manager) for manager in self._managers.values()),
         )
 

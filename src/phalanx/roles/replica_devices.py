@@ -79,6 +79,17 @@ def real_devices(launch: ReplicaLaunch) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, _slice(launch, placement.gpu_ids)))}
 
 
+def real_trainer_devices(plan: PlacementPlan) -> dict[str, str]:
+    """The GPUs that a plan gives the trainer, where they are all of one node."""
+    if not plan.trainer_bundles or plan.cluster.device_memory_bytes is not None:
+        return {}
+    bundles = plan.group(ACTOR_GROUP).bundles
+    mine = [bundles[index] for index in plan.trainer_bundles]
+    if len({bundle.node for bundle in mine}) > 1:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(bundle.device) for bundle in mine)}
+
+
 def slot(launch: ReplicaLaunch) -> int:
     """Which replica of its group it is, where `ordinal` counts those of all of the model's groups."""
     earlier = launch.model.engine_groups[: launch.group_index]

@@ -96,6 +96,11 @@ class RunDirectory:
             raise NoJobError(f"no job {name!r} is running here; running: {others}")
         return record
 
+    def devices_file(self, name: str) -> Path:
+        """The ledger of the simulated devices of the job of this name; there is one if it has any."""
+        check_job_name(name)
+        return RunFile(self._file(name)).devices
+
     def running(self) -> tuple[RunRecord, ...]:
         """Every running job of this user, by name."""
         names = sorted(path.stem for path in self._path.glob("*.json"))
@@ -155,14 +160,15 @@ class PrivateFile:
 
 
 class RunFile:
-    """The file of one job, one for its gateway's keys, and the journal of its phases, which outlives
-    the job: only whoever claimed its name writes them.
+    """The file of one job and one for its gateway's keys, which only whoever claimed its name writes;
+    and what outlives the job: the journal of its phases, and the ledger of its simulated devices.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = PrivateFile(path)
         self.keys = PrivateFile(path.with_suffix(".keys"))
         self.journal = path.with_suffix(".journal")
+        self.devices = path.with_suffix(".devices")
 
     @property
     def path(self) -> Path:

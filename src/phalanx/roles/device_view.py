@@ -1,0 +1,46 @@
+"""A job's devices as its status shows them: what is held of simulated ones, and which the trainer has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from phalanx.device_ledger import DeviceLedger
+from phalanx.errors import ConfigurationError
+from phalanx.roles.control_messages import DeviceStatus, HeldMemory
+from phalanx.roles.replica_devices import SimulatedCluster, real_trainer_devices
+from phalanx.schema.job_placement import PlacementPlan
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """Of a job with this plan, if it has one; `simulated` where its devices are, on this machine."""
+
+    plan: PlacementPlan | None = None
+    simulated: SimulatedCluster | None = None
+
+    def status(self) -> tuple[DeviceStatus, ...]:
+        """Every simulated device, node after node; none where they are real."""
+        if self.simulated is None:
+            return ()
+        try:
+            return tuple(_devices(self.simulated))
+        except ConfigurationError:
+            return ()  # somebody has removed the file
+
+    def trainer_environment(self) -> dict[str, str]:
+        """The variables that tell the trainer's program its devices."""
+        if self.simulated is not None:
+            return self.simulated.of_trainer()
+        return {} if self.plan is None else real_trainer_devices(self.plan)
+
+
+def _devices(simulated: SimulatedCluster) -> Iterator[DeviceStatus]:
+    found = iter(DeviceLedger(simulated.file).devices())
+    for node in simulated.plan.cluster.nodes:
+        for device in range(node.num_devices):
+            memory = next(found)
+            held = tuple(
+                HeldMemory(one.owner, one.tag, one.num_bytes, one.pid) for one in memory.held
+            )
+            yield DeviceStatus(node.name, device, memory.budget_bytes, memory.peak_bytes, held)
