@@ -11,6 +11,8 @@ import grpc.aio
 import pytest
 
 from phalanx.errors import ConfigurationError
+from phalanx.gateway.config import GatewayConfig
+from phalanx.gateway.gateway import Gateway
 from tests.certificates import needs_openssl, write_certificate
 from tests.gateway.http.running import Client
 from tests.gateway.http.running import request as request_of
@@ -49,6 +51,16 @@ def test_both_doors_speak_tls_and_a_follower_comes_in_by_it(certificate, monkeyp
                 await ready(follower, 1)
 
     run(scenario())
+
+
+def test_asyncios_own_loop_which_loses_answers_by_tls_is_refused(certificate):
+    cert, key = certificate
+
+    async def scenario():
+        with pytest.raises(ConfigurationError, match="run it with uvloop.run, or leave TLS out"):
+            Gateway(GatewayConfig(tls_cert=cert, tls_key=key))
+
+    asyncio.run(scenario())
 
 
 def test_files_that_are_no_certificate_are_named(tmp_path):

@@ -14,6 +14,7 @@ from phalanx.gateway.actions import ActionsAdapter
 from phalanx.gateway.admin import AdminApi, Standing
 from phalanx.gateway.certificate import server_context
 from phalanx.gateway.config import GatewayConfig
+from phalanx.gateway.event_loop import check_event_loop
 from phalanx.gateway.following import Follower
 from phalanx.gateway.gateway_url import GatewayUrl
 from phalanx.gateway.grpc.channels import Channels
@@ -336,6 +337,7 @@ def _roles(config: GatewayConfig, relays: dict[str, Relaying], clock: Clock) -> 
 def _http_tls(config: GatewayConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
+    check_event_loop()
     return server_context(config.tls_cert, config.tls_key)
 
 
