@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from phalanx.errors import RoleOperationFailedError
+from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.coordination.record import OperationRecord, PhaseState, Remembered
 from phalanx.testing.role_faults import Faults
@@ -19,7 +19,7 @@ from phalanx.wire.phases import Holding
 class FakeTenant:
     """A role that holds memory from its activation to its deactivation. Faults strike at
     `activate NAME`, `deactivate NAME` and `find_out NAME`; an uncertain one leaves what it holds
-    unknown. `log` is shared by all who are to be seen in one order.
+    unknown, and it refuses everything until `find_out`. `log` is shared by all who are to be seen in one order.
     """
 
     def __init__(self, name: str, faults: Faults, log: list[str]) -> None:
@@ -61,6 +61,8 @@ class FakeTenant:
     async def _change(self, what: str, after: Holding) -> None:
         if self.held is after:
             return
+        if self.held is Holding.UNKNOWN:
+            raise RoleOperationRefusedError(f"{self.name} is blocked; unblock or recover it")
         before, self.held = self.held, Holding.UNKNOWN
 
         def act() -> None:

@@ -72,8 +72,9 @@ _decoder = msgspec.json.Decoder(_JobLine | _StateLine)
 class FileJournal:
     """One in a file, which whoever claimed the job's name has for itself."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_lines: int = MAX_LINES) -> None:
         self.path = path
+        self._max_lines = max_lines
         self._file: int | None = None
         self._lines = 0
         self._shape: JobShape | None = None
@@ -93,6 +94,10 @@ class FileJournal:
             raise ConfigurationError(
                 f"cannot read the journal {self.path}: {error.strerror}"
             ) from None
+        return self.parse(content)
+
+    def parse(self, content: bytes) -> Remembered | None:
+        """What a file with this content says. Raises as `read` does."""
         lines = self._whole_lines(content)
         if not lines:
             return None
@@ -121,7 +126,7 @@ class FileJournal:
             self._operations[operation.operation_id] = operation
             while len(self._operations) > MAX_OPERATIONS:
                 del self._operations[next(iter(self._operations))]
-        if self._file is None or self._lines >= MAX_LINES:
+        if self._file is None or self._lines >= self._max_lines:
             self._rewrite()
             return
         try:
