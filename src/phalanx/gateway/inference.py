@@ -18,6 +18,7 @@ from phalanx.errors import (
     RequestFailedError,
 )
 from phalanx.gateway.grpc.channels import Channels
+from phalanx.gateway.grpc.message_reader import Pieces
 from phalanx.gateway.grpc.metadata import Metadata
 from phalanx.gateway.grpc.rpc_error import RpcError
 from phalanx.gateway.grpc.upstream import NotConnectedError
@@ -66,7 +67,7 @@ class UpstreamAnswer:
 class _Request:
     """`end_s` is its deadline by the event loop's clock."""
 
-    payload: bytes
+    payload: Pieces
     request_id: str
     end_s: float
 
@@ -85,10 +86,10 @@ class PolicyCaller:
         self, model: str | None, payload: bytes, request_id: str, timeout_s: float | None = None
     ) -> bytes:
         """The answer to `payload`, an `InferenceRequest` of that id. See `call`."""
-        return (await self.call(model, payload, request_id, timeout_s)).payload
+        return (await self.call(model, (payload,), request_id, timeout_s)).payload
 
     async def call(
-        self, model: str | None, payload: bytes, request_id: str, timeout_s: float | None = None
+        self, model: str | None, payload: Pieces, request_id: str, timeout_s: float | None = None
     ) -> UpstreamAnswer:
         """Send the request to a ready server of `model`, None being the only model there is.
 

@@ -23,7 +23,7 @@ def now_s() -> float:
 
 
 async def ask(channels: Channels, endpoint: Endpoint, within_s: float = 30.0) -> bytes:
-    return (await channels.infer(endpoint, request(), now_s() + within_s))[0]
+    return (await channels.infer(endpoint, (request(),), now_s() + within_s))[0]
 
 
 @contextmanager

@@ -183,7 +183,7 @@ async def hear_from(source: random.Random) -> None:
     channels = Channels(lambda: frozenset({endpoint}))
     end_s = asyncio.get_running_loop().time() + 60.0
     try:
-        payload, _ = await channels.infer(endpoint, request(), end_s)
+        payload, _ = await channels.infer(endpoint, (request(),), end_s)
         assert isinstance(payload, bytes)
     except (RpcError, NotConnectedError):
         pass

@@ -15,6 +15,7 @@ import grpc
 
 from phalanx import __version__
 from phalanx.gateway.grpc.client_call import Answer, ClientCall
+from phalanx.gateway.grpc.message_reader import Pieces
 from phalanx.gateway.grpc.metadata import timeout_field
 from phalanx.gateway.grpc.rpc_error import RpcError
 from phalanx.gateway.grpc.upstream import Connecting, Upstream
@@ -66,16 +67,17 @@ class Channels:
         if backend_key is not None:
             self._fields.append((b"authorization", f"Bearer {backend_key}".encode()))
 
-    async def infer(self, endpoint: Endpoint, payload: bytes, end_s: float) -> Answer:
+    async def infer(self, endpoint: Endpoint, payload: Pieces, end_s: float) -> Answer:
         """The server's answer and its trailing metadata; `end_s` is by the event loop's clock.
 
         Raises `NotConnectedError`, `TimeoutError` where there was no connection before `end_s`, and
         `RpcError` for a call that was sent, or is too large to be.
         """
-        if len(payload) > self._max_message_bytes:
+        num_bytes = sum(map(len, payload))
+        if num_bytes > self._max_message_bytes:
             raise RpcError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the message has {len(payload)} bytes; at most {self._max_message_bytes} are allowed",
+                f"the message has {num_bytes} bytes; at most {self._max_message_bytes} are allowed",
             )
         upstream = self._upstream(endpoint)
         connection = upstream.ready()
@@ -85,7 +87,7 @@ class Channels:
         call = ClientCall(self._max_message_bytes)
         left_s = end_s - asyncio.get_running_loop().time()
         timeout = written(((b"grpc-timeout", timeout_field(left_s)),))
-        call.begin(connection, upstream.head + timeout, payload)
+        call.begin(connection, upstream.head + timeout, payload, num_bytes)
         try:
             async with asyncio.timeout_at(end_s):
                 return await call.answer

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from phalanx.errors import InvalidRequestError
-from phalanx.gateway.grpc.message_reader import MessageReader, prefixed
+from phalanx.gateway.grpc.message_reader import MessageReader, Pieces, prefix_of
 from phalanx.gateway.grpc.metadata import Metadata, message_text, metadata_of, value_of
 from phalanx.gateway.grpc.rpc_error import RpcError
 from phalanx.gateway.http2.connection import Connection
@@ -48,11 +48,11 @@ class ClientCall:
         self._head: Headers | None = None
         self._trailers: Headers = ()
 
-    def begin(self, connection: Connection, head: bytes, payload: bytes) -> None:
-        """Send the request, whose header block is `head`."""
+    def begin(self, connection: Connection, head: bytes, payload: Pieces, num_bytes: int) -> None:
+        """Send the request of `num_bytes`, whose header block is `head`."""
         self._stream = connection.open(self)
         self._stream.headers(head)
-        self._stream.send((prefixed(payload), payload), last=True)
+        self._stream.send((prefix_of(num_bytes), *payload), last=True)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""

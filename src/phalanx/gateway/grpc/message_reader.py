@@ -14,20 +14,35 @@ _PIECE_BYTES = 256
 """What keeping a piece costs beside its bytes."""
 
 
+Pieces = tuple[bytes | memoryview, ...]
+"""The bytes of one message, as they were read."""
+
+
 class Message(NamedTuple):
-    data: bytes
+    pieces: Pieces
     compressed: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """All of it in one, which copies what came in several."""
+        return b"".join(self.pieces)
 
 
 def prefixed(data: bytes) -> bytes:
     """The prefix of a message that is sent as it is."""
-    return b"\x00" + len(data).to_bytes(4, "big")
+    return prefix_of(len(data))
+
+
+def prefix_of(num_bytes: int) -> bytes:
+    """That of a message of so many bytes."""
+    return b"\x00" + num_bytes.to_bytes(4, "big")
 
 
 class MessageReader:
     """`feed` what arrives and take from `whole`.
 
-    Pieces are kept as they lie in what was read, as long as that holds little else.
+    Pieces are kept as they lie in what was read, as long as that holds little else; those of a whole
+    message too, as long as it holds no more than as much again.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -92,8 +107,9 @@ class MessageReader:
         self._kept_bytes = len(joined)
 
     def _finish(self) -> None:
-        data = b"".join(self._pieces)
-        self.whole.append(Message(data, self._prefix[0] == 1))
+        if self._kept_bytes > 2 * self._num_bytes:
+            self._pieces = [b"".join(self._pieces)]
+        self.whole.append(Message(tuple(self._pieces), self._prefix[0] == 1))
         self._prefix, self._pieces, self._source = b"", [], None
         self._kept_bytes = 0
 

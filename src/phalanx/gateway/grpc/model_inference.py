@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from phalanx.errors import InvalidRequestError
+from phalanx.gateway.grpc.message_reader import Pieces
+from phalanx.gateway.grpc.request_glance import head_of
 from phalanx.gateway.grpc.service import Context, Service
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.pool import Pool
@@ -11,7 +13,6 @@ from phalanx.wire.robot_inference import (
     MODEL_INFERENCE,
     decode_health_request,
     encode_health_response,
-    peek,
 )
 
 
@@ -25,12 +26,13 @@ class ModelInference:
     def service(self) -> Service:
         return Service(
             MODEL_INFERENCE,
-            unary={"Infer": self._infer, "CheckHealth": self._check_health},
+            unary={"CheckHealth": self._check_health},
+            relayed={"Infer": self._infer},
             control=frozenset({"CheckHealth"}),
         )
 
-    async def _infer(self, request: bytes, context: Context) -> bytes:
-        head = peek(request)
+    async def _infer(self, request: Pieces, context: Context) -> bytes:
+        head = head_of(request)
         if not head.request_id:
             raise InvalidRequestError(
                 "request_id is missing; give each request an id of its own", field="request_id"

@@ -10,11 +10,12 @@ from typing import Protocol
 
 import grpc
 
-from phalanx.errors import InvalidInputError, PhalanxError
+from phalanx.errors import InvalidInputError, InvalidRequestError, PhalanxError
 from phalanx.gateway.grpc.message_reader import (
     ENCODINGS,
     Message,
     MessageReader,
+    Pieces,
     decompressed,
     prefixed,
 )
@@ -188,17 +189,25 @@ class ServerCall:
             self._arrived = self._loop.create_future()
             await self._arrived
 
+    async def only(self) -> Pieces:
+        whole = self._reader.whole
+        if not whole:
+            raise InvalidRequestError("the call has no message")
+        message = whole.popleft()
+        return (await self._plain(message),) if message.compressed else message.pieces
+
     # The rest.
 
     async def _plain(self, message: Message) -> bytes:
+        data = message.data
         if not message.compressed:
-            return message.data
+            return data
         encoding, limit = self._head.encoding, self._calls.limits.max_message_bytes
         if encoding not in ENCODINGS:
             raise InvalidInputError("the message is compressed, and no grpc-encoding says how")
-        if len(message.data) < _LONG_BYTES:
-            return decompressed(message.data, encoding, limit)
-        return await asyncio.to_thread(decompressed, message.data, encoding, limit)
+        if len(data) < _LONG_BYTES:
+            return decompressed(data, encoding, limit)
+        return await asyncio.to_thread(decompressed, data, encoding, limit)
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():

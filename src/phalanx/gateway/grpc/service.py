@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.clock import Clock
-from phalanx.errors import InvalidRequestError
+from phalanx.gateway.grpc.message_reader import Pieces
 from phalanx.gateway.grpc.metadata import Metadata
 from phalanx.gateway.grpc.statuses import TooManyCallsError, WrongKeyError
 from phalanx.gateway.http.keys import Keys
@@ -45,8 +45,13 @@ class Call(Context, Protocol):
 
     def messages(self) -> AsyncIterator[bytes]: ...
 
+    async def only(self) -> Pieces:
+        """The message of a call that is whole. Raises `InvalidRequestError` where it has none."""
+        ...
+
 
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
+Relayed = Callable[[Pieces, Context], Awaitable[bytes]]
 Collecting = Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 Serve = Callable[[Call], Awaitable[bytes | None]]
@@ -67,7 +72,7 @@ class Method:
 class Service:
     """`name` is the service's full name; `access` is the key that its methods ask for.
 
-    Handlers get undecoded messages: `unary` one, `collecting` a stream of them that is answered
+    Handlers get undecoded messages: `unary` one, `relayed` one as it was read, `collecting` a stream of them that is answered
     once, `stream` one that they answer by `context.write`. A `PhalanxError` that they raise becomes the
     call's status; their task is cancelled when the caller goes away. Methods that `control` names,
     and all that ask for the administration's key, find a place also when inference has taken its own.
@@ -75,6 +80,7 @@ class Service:
 
     name: str
     unary: Mapping[str, Unary] = field(default_factory=dict)
+    relayed: Mapping[str, Relayed] = field(default_factory=dict)
     collecting: Mapping[str, Collecting] = field(default_factory=dict)
     stream: Mapping[str, Stream] = field(default_factory=dict)
     access: Access = Access.INFERENCE
@@ -82,6 +88,7 @@ class Service:
 
     def methods(self) -> list[Method]:
         served = [(name, _of_one(each), True) for name, each in self.unary.items()]
+        served += [(name, _of_pieces(each), True) for name, each in self.relayed.items()]
         served += [(name, _of_many(each), False) for name, each in self.collecting.items()]
         served += [(name, _of_stream(each), False) for name, each in self.stream.items()]
         return [
@@ -100,14 +107,14 @@ def _of_one(handler: Unary) -> Serve:
     """`handler` with the only message of a call."""
 
     async def serve(call: Call) -> bytes:
-        only: bytes | None = None
-        async for message in call.messages():
-            if only is not None:
-                raise InvalidRequestError("the call has more than one message")
-            only = message
-        if only is None:
-            raise InvalidRequestError("the call has no message")
-        return await handler(only, call)
+        return await handler(b"".join(await call.only()), call)
+
+    return serve
+
+
+def _of_pieces(handler: Relayed) -> Serve:
+    async def serve(call: Call) -> bytes:
+        return await handler(await call.only(), call)
 
     return serve
 
