@@ -11,12 +11,14 @@ from phalanx.roles.contracts import EngineCallError
 
 
 class Fault(enum.StrEnum):
-    """`refused`: not done, and said so. `unsent` and `unanswered`: an error that leaves it open, of a
-    call that was not done, or that was. `hang` and `hang_done`: no answer until it is cancelled.
-    `crash`: the process ends during the call. `slow`: it takes its time.
+    """`refused`: not done, and said so. `no_room`: so, for want of device memory. `unsent` and
+    `unanswered`: an error that leaves it open, of a call that was not done, or that was. `hang` and
+    `hang_done`: no answer until it is cancelled. `crash`: the process ends during the call. `slow`:
+    it takes its time.
     """
 
     REFUSED = "refused"
+    NO_ROOM = "no_room"
     UNSENT = "unsent"
     UNANSWERED = "unanswered"
     HANG = "hang"
@@ -76,6 +78,8 @@ class Faults:
         await asyncio.sleep(SLOW_S if fault is Fault.SLOW else latency_s)
         if fault is Fault.REFUSED:
             raise EngineCallError(f"{point}: 400 refused", uncertain=False)
+        if fault is Fault.NO_ROOM:
+            raise EngineCallError(f"{point}: 507 no room", uncertain=False, out_of_memory=True)
         if fault is Fault.CRASH:
             crash()
             raise EngineCallError(f"{point}: connection lost", uncertain=True)
