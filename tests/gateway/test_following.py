@@ -107,7 +107,7 @@ def test_servers_are_registered_with_the_leader():
     run(scenario())
 
 
-def test_a_leader_with_a_key_is_followed_with_it_and_a_wrong_one_is_told():
+def test_a_leader_with_a_key_is_followed_with_it_and_a_wrong_one_is_told(caplog):
     async def scenario():
         async with running(ProbedServer(), admin_key="boss") as leader:
             async with running(follow=url(leader), admin_key="boss") as follower:
@@ -120,6 +120,7 @@ def test_a_leader_with_a_key_is_followed_with_it_and_a_wrong_one_is_told():
                 assert report["servers"] == []
 
     run(scenario())
+    assert "none of its servers is known yet" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "http://host", "http://host:1/x", "ftp://host:1"])

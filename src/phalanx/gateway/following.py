@@ -105,7 +105,9 @@ class Follower:
 
     def _note(self, lost: str) -> None:
         if lost and lost != self.lost:
-            logger.warning("the gateway that is followed: %s; its servers stay", lost)
+            known = self._mirrored_epoch is not None
+            stays = "its servers stay" if known else "none of its servers is known yet"
+            logger.warning("the gateway that is followed: %s; %s", lost, stays)
         elif self.lost and not lost:
             logger.info("following %s:%d", self._leader.host, self._leader.port)
         self.lost = lost

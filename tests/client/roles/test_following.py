@@ -208,7 +208,7 @@ def test_waiting_for_a_model_ends_when_it_is_ready_and_not_before():
                 await client.wait_ready("typo")
             gateway.show(model("math", state=ReplicaState.SLEEPING))
             await heard(client, gateway)
-            with pytest.raises(DeadlineExceededError, match="0.02 s: .*'math'.*sleeping"):
+            with pytest.raises(DeadlineExceededError, match="0.02 s: .*'math'.*has no replicas"):
                 await client.wait_ready("math", timeout_s=0.02)
 
     asyncio.run(scenario())
@@ -228,7 +228,7 @@ def test_by_the_gateway_a_model_is_ready_though_its_engines_are_not_shown():
     asyncio.run(scenario())
 
 
-def test_a_gateway_that_comes_later_is_waited_for():
+def test_a_gateway_that_comes_later_is_waited_for(caplog):
     async def scenario():
         gateway, engine = FakeGateway(), FakeEngine()
         url = closed_port()
@@ -245,6 +245,7 @@ def test_a_gateway_that_comes_later_is_waited_for():
         await engine.stop()
 
     asyncio.run(scenario())
+    assert "nothing is known of it yet" in caplog.text
 
 
 def test_a_large_document_comes_compressed():

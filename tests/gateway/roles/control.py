@@ -25,6 +25,8 @@ class Control:
         self.registries = {name: RoleRegistry(name, epoch, told) for name, told in roles.items()}
         self.events: list[dict[str, object]] = []
         self.port = 0
+        self.untold = ""
+        """A role that is named, and not described."""
         self._key = key
         self._changed = asyncio.Event()
         self._server: HttpServer | None = None
@@ -60,7 +62,7 @@ class Control:
 
     async def _role(self, request: HttpRequest) -> HttpResponse:
         registry = self.registries.get(request.params["role"])
-        if registry is None:
+        if registry is None or request.params["role"] == self.untold:
             return HttpResponse.json(404, {})
         after = whole(request, "after")
         snapshot = registry.snapshot

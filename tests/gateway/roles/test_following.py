@@ -116,6 +116,17 @@ def test_i3_the_gateway_is_there_before_its_control_process_and_after_it():
     run(scenario())
 
 
+def test_a_role_that_was_never_heard_has_no_snapshot_that_could_stay():
+    async def scenario():
+        control = Control(rollout=content(model("m")), genrm=content(model("j")))
+        control.untold = "genrm"
+        await control.start()
+        async with following(control) as (_, heard):
+            assert "answered 404; nothing is known of it" in await heard.of("role genrm")
+
+    run(scenario())
+
+
 def test_a_role_that_comes_later_is_served():
     async def scenario():
         first = Control(rollout=content(model("m")))

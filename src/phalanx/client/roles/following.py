@@ -150,7 +150,8 @@ class RoleFollower:
 
     def _note(self, lost: str) -> None:
         if lost and not self._lost:
-            logger.warning("discovery of %s: %s; its last snapshot stays", self._url, lost)
+            stays = "its last snapshot stays" if self.heard else "nothing is known of it yet"
+            logger.warning("discovery of %s: %s; %s", self._url, lost, stays)
         elif self._lost and not lost:
             logger.info("following %s", self._url)
         self._lost = lost

@@ -176,7 +176,8 @@ class ControlFollower:
     def _note(self, role: str, why: str) -> None:
         known = self._lost[role]
         if why and why != known:
-            logger.warning("role %s: %s; its last snapshot stays", role, why)
+            stays = "its last snapshot stays" if role in self._mirrors else "nothing is known of it"
+            logger.warning("role %s: %s; %s", role, why, stays)
         elif known and not why:
             logger.info("following role %s of %s", role, self._address)
         self._lost[role] = why
