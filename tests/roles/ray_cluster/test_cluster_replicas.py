@@ -38,12 +38,16 @@ from tests.roles.ray_cluster.running import (
 pytestmark = pytest.mark.long
 
 
-async def written(log: Path) -> list[str]:
-    """The log of a process that says what it saw, when it has said it."""
+async def written(log: Path) -> str:
+    """What a process says that tells what it saw, when it has said it."""
     pause = PollPause()
-    while not (log.exists() and log.read_text().endswith("]\n")):
+    while not (said := last_line(log)).endswith("]\n"):
         await pause.rest()
-    return log.read_text().splitlines()
+    return said
+
+
+def last_line(log: Path) -> str:
+    return log.read_text().splitlines(keepends=True)[-1] if log.exists() else ""
 
 
 def kill(pid: int) -> None:
@@ -95,10 +99,7 @@ def test_i49_a_replica_over_machines_is_its_head_and_dies_with_any_part(cluster,
             assert replica.url.startswith(f"http://{head.node.address}:")
             assert head.node.address != follower.node.address
             logs = tmp_path / "rollout" / "rollout"
-            seen = [
-                json.loads((await written(logs / name))[-1])
-                for name in ("0.0.log", "0.0.node1.log")
-            ]
+            seen = [json.loads(await written(logs / name)) for name in ("0.0.log", "0.0.node1.log")]
             meeting = {words[words.index("--dist-init-addr") + 1] for words, _ in seen}
             assert len(meeting) == 1 and meeting.pop().startswith(f"{head.node.address}:")
             for rank, (words, environment) in enumerate(seen):

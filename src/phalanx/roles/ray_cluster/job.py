@@ -1,0 +1,111 @@
+"""A job's part of a Ray cluster: its connection, its placement groups and its launcher, from one open
+to one close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from phalanx.errors import RoleOperationFailedError
+from phalanx.roles.engine_command import EnginePrograms
+from phalanx.roles.job_sections import LauncherSection
+from phalanx.roles.ray_cluster.binder import DEADLINE_S, BoundPlacement, RayBinder
+from phalanx.roles.ray_cluster.cluster import NAMESPACE, RayCluster
+from phalanx.roles.ray_cluster.groups import RayPlacementGroup
+from phalanx.roles.ray_cluster.host import HostSettings, Ledger, make_ledger
+from phalanx.roles.ray_cluster.launcher import RayLauncher
+from phalanx.schema.job_placement import PlacementPlan
+from phalanx.schema.roles import Ownership
+
+
+class RayJob:
+    """Opened and closed in one event loop. Whatever ends its process, Ray ends all of it."""
+
+    def __init__(
+        self, cluster: RayCluster, bound: BoundPlacement | None, launcher: RayLauncher
+    ) -> None:
+        self.launcher = launcher
+        self._cluster = cluster
+        self._bound = bound
+
+    @classmethod
+    async def open(
+        cls,
+        name: str,
+        given: LauncherSection,
+        plan: PlacementPlan | None,
+        programs: EnginePrograms,
+        logs: Path,
+    ) -> Self:
+        """Connect, and make and check every placement group of `plan`. `logs` and `programs` are the
+        same on every machine.
+
+        Raises `ConfigurationError` where there is no cluster, and as `RayBinder.bind`; then nothing
+        is left behind.
+        """
+        logs = _everywhere(logs)
+        simulated = plan is not None and plan.cluster.device_memory_bytes is not None
+        num_devices = plan.cluster.num_devices if plan is not None and simulated else None
+        cluster = RayCluster(given.address, given.namespace or NAMESPACE, num_devices)
+        try:
+            bound = None
+            if plan is not None and plan.groups:
+                binder = RayBinder(cluster, name, given.deadline_s or DEADLINE_S)
+                bound = await binder.bind(plan)
+            try:
+                ledgers = {} if bound is None else await _ledgers(cluster, bound, logs)
+            except BaseException:
+                assert bound is not None
+                await asyncio.shield(_delete(bound.owned_by(Ownership.CONTROLLER)))
+                raise
+        except BaseException:
+            cluster.close()
+            raise
+        settings = HostSettings(str(logs), programs, given.first_port)
+        return cls(cluster, bound, RayLauncher(cluster, bound, settings, name, ledgers))
+
+    def groups_of(self, role: str) -> tuple[RayPlacementGroup, ...]:
+        """Those that the manager of a role deletes."""
+        return () if self._bound is None else self._bound.owned_by(Ownership.MANAGER, role)
+
+    @property
+    def shared_groups(self) -> tuple[RayPlacementGroup, ...]:
+        """Those that the control process deletes, when every manager has ended."""
+        return () if self._bound is None else self._bound.owned_by(Ownership.CONTROLLER)
+
+    def close(self) -> None:
+        """Disconnect; a cluster that was started for the job ends."""
+        self._cluster.close()
+
+
+def _everywhere(logs: Path) -> Path:
+    """The same path for an actor, whose working directory is another one."""
+    return logs.absolute()
+
+
+async def _ledgers(cluster: RayCluster, bound: BoundPlacement, logs: Path) -> Mapping[str, Ledger]:
+    """One on every machine of a plan on simulated devices."""
+    budget = bound.plan.cluster.device_memory_bytes
+    if budget is None:
+        return {}
+    used = {place.node_id for group in bound.groups.values() for place in group.places}
+    ledgers = {
+        machine.node_id: Ledger(
+            str(logs / f"devices-{machine.node_id[:12]}"), machine.num_devices, budget
+        )
+        for machine in cluster.machines()
+        if machine.node_id in used
+    }
+    for node_id, ledger in ledgers.items():
+        problem = await cluster.run_on(node_id, make_ledger, ledger)
+        if problem:
+            raise RoleOperationFailedError(problem)
+    return ledgers
+
+
+async def _delete(groups: tuple[RayPlacementGroup, ...]) -> None:
+    for group in groups:
+        await group.delete()
