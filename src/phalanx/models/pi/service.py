@@ -24,6 +24,8 @@ from phalanx.schema.control import (
     PauseMode,
     ReplaceWeights,
     SetWeightVersion,
+    Sleep,
+    Wake,
 )
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
@@ -126,10 +128,18 @@ class PolicyService:
                 self._loop.push_back_all()
                 self.weights.replace(tensors)
                 return True
-            case SetWeightVersion():
-                return True
+            case SetWeightVersion() | Wake():
+                return True  # it holds everything all the time
+            case Sleep():
+                raise NotImplementedError(
+                    "a pi policy gives no memory back while it is loaded; stop its server, or close "
+                    "its engine, and start it again when it is wanted"
+                )
             case _:
-                raise NotImplementedError(f"a policy does not do {type(op).__name__}")
+                raise NotImplementedError(
+                    f"a pi policy does not do {type(op).__name__}; its weights come by ReplaceWeights,"
+                    " or POST /update_weights_from_tensor"
+                )
 
     def statistics(self) -> LoopStatistics:
         loop = self._loop
