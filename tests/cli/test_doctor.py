@@ -12,6 +12,7 @@ import pytest
 
 from phalanx import __version__
 from phalanx.cli import doctor as doctor_module
+from phalanx.device_ledger import MIB, DeviceLedger
 from phalanx.schema.server_config import POLICY_PORT
 from tests.cli.interpreter import write_interpreter
 
@@ -33,6 +34,20 @@ def test_env_is_lines_without_json(run):
     assert code == 0
     assert f"phalanx: {__version__}\n" in out
     assert "\n  numpy: " in out
+
+
+def test_simulated_devices_are_told_of(run, monkeypatch, tmp_path):
+    ledger = DeviceLedger.create(tmp_path / "devices", 2, 100 * MIB)
+    monkeypatch.setenv("PHALANX_SIMULATED_DEVICES", f"{ledger.path}:1")
+    ledger.take(1, "teacher", "weights", 40 * MIB)
+    _, out, _ = run("env", "--json")
+    assert json.loads(out)["simulated_devices"] == [f"1 of {ledger.path}, 100 MiB"]
+    code, out, _ = run("doctor")
+    told = f"1 (40 of 100 MiB held) of {ledger.path}, by PHALANX_SIMULATED_DEVICES"
+    assert code == 0 and f"note  simulated devices: {told}\n" in out
+    ledger.path.unlink()
+    code, out, _ = run("doctor")
+    assert code == 1 and "fault simulated devices: cannot read the ledger" in out
 
 
 def test_doctor_finds_nothing_at_fault_here(run):

@@ -14,6 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from phalanx.device_ledger import SimulatedDevice
+from phalanx.errors import SimulatedOutOfMemoryError
+
 TAGS = ("kv_cache", "weights", "cuda_graph")
 GARBAGE = "garbage"
 _LETTERS = 26
@@ -39,6 +42,7 @@ class Ending(enum.StrEnum):
 class SchedulerOptions:
     """`memory_saver` False: releasing frees nothing, so weights survive it. With `weights_backup`
     they come back at once; else they are garbage until they are updated. A token takes `step_s`.
+    `weights_bytes` and `kv_cache_bytes` are held of each of its simulated devices, where it has some.
     """
 
     model: str = "tiny"
@@ -46,6 +50,8 @@ class SchedulerOptions:
     weights_backup: bool = False
     step_s: float = 0.0
     context_length: int = 1 << 20
+    weights_bytes: int = 1 << 20
+    kv_cache_bytes: int = 1 << 20
 
 
 @dataclass(eq=False)
@@ -69,8 +75,16 @@ class SGLangScheduler:
     later call raises `SchedulerCrashedError`.
     """
 
-    def __init__(self, options: SchedulerOptions, on_crash: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        on_crash: Callable[[str], None],
+        devices: Sequence[SimulatedDevice] = (),
+    ) -> None:
+        """Raises `SimulatedOutOfMemoryError` where it does not fit on its devices."""
         self.options = options
+        self._devices = tuple(devices)
+        self._take(TAGS)
         self.weights = options.model
         self.version = "default"
         self.paused = False
@@ -169,16 +183,29 @@ class SGLangScheduler:
             )
         for tag in tags:
             self.released.add(tag)
+            for device in self._devices if self.options.memory_saver else ():
+                device.give(tag)
             if tag == "weights" and self.options.memory_saver and not self.options.weights_backup:
                 self.weights = GARBAGE
 
     def resume(self, tags: Iterable[str]) -> None:
-        """Crashes on a tag that is not released."""
+        """Crashes on a tag that is not released, and where its devices have no room."""
         self.check()
         for tag in tags:
             if tag not in self.released:
                 self._die(f"KeyError: {tag!r}")
+            try:
+                self._take([tag])
+            except SimulatedOutOfMemoryError as error:
+                self._die(f"torch.OutOfMemoryError: {error}")
             self.released.remove(tag)
+
+    def _take(self, tags: Iterable[str]) -> None:
+        options = self.options
+        sizes = {"weights": options.weights_bytes, "kv_cache": options.kv_cache_bytes}
+        for tag in tags:
+            for device in self._devices:
+                device.take(tag, sizes.get(tag, 0))
 
     async def update(self, weights: str, version: str | None, *, abort: bool) -> bool:
         """Other weights, once nothing runs or it is paused; whether the cache could be flushed.

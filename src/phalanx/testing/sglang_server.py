@@ -7,7 +7,8 @@ python -m phalanx.testing.sglang_server --model-path tiny --port 30000 --enable-
 
 takes the flags of `python -m sglang.launch_server` that a launcher gives it. Its process ends, as
 SGLang's does, on a release while requests run, on a resume of what was not released, and on a step
-while memory is released. After a release of the weights without `--enable-weights-cpu-backup` they
+while memory is released, or for want of room on the devices that `PHALANX_SIMULATED_DEVICES` names.
+After a release of the weights without `--enable-weights-cpu-backup` they
 are garbage until they are updated. `sglang_app` is the same without a process.
 """
 
@@ -19,7 +20,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import uvicorn
@@ -28,6 +29,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from phalanx.device_ledger import DeviceLedger, SimulatedDevice
+from phalanx.errors import PhalanxError
 from phalanx.testing.sglang_control import SGLangControl
 from phalanx.testing.sglang_scheduler import SchedulerOptions, SGLangScheduler
 from phalanx.testing.sglang_text import SGLangText
@@ -37,12 +40,13 @@ def sglang_app(
     options: SchedulerOptions,
     on_crash: Callable[[str], None],
     server_args: dict[str, object] | None = None,
+    devices: Sequence[SimulatedDevice] = (),
 ) -> Starlette:
     """The application; `on_crash` is told what ended it, and may end the process for real.
 
     Where it returns, this and every later request raise `SchedulerCrashedError`.
     """
-    scheduler = SGLangScheduler(options, on_crash)
+    scheduler = SGLangScheduler(options, on_crash, devices)
     args = {"model_path": options.model, "served_model_name": options.model, **(server_args or {})}
     routes = [*SGLangText(scheduler, args).routes(), *SGLangControl(scheduler, args).routes()]
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
@@ -64,8 +68,12 @@ def main(arguments: list[str] | None = None) -> None:
         step_s=given.step_interval_s,
         context_length=given.context_length,
     )
+    try:
+        app = sglang_app(options, _die, args, DeviceLedger.from_environment())
+    except PhalanxError as error:
+        sys.exit(f"torch.OutOfMemoryError: {error}")
     config = uvicorn.Config(
-        sglang_app(options, _die, args),
+        app,
         log_level=given.log_level,
         timeout_graceful_shutdown=5,
     )
