@@ -18,6 +18,7 @@ from phalanx.errors import (
     RequestFailedError,
 )
 from phalanx.gateway.grpc.channels import Channels
+from phalanx.gateway.grpc.glance import response_head
 from phalanx.gateway.grpc.message_reader import Pieces
 from phalanx.gateway.grpc.metadata import Metadata
 from phalanx.gateway.grpc.rpc_error import RpcError
@@ -31,7 +32,6 @@ from phalanx.wire.robot_inference import (
     InferenceCall,
     decode_response,
     encode_request,
-    peek_response,
 )
 
 MAX_TIMEOUT_S = 600.0
@@ -155,7 +155,7 @@ class PolicyCaller:
         """At one server, whose ticket learns how it ended."""
         try:
             answer = await self._sent(ticket, request)
-            head = peek_response(answer.payload)
+            head = response_head(answer.payload)
             if head.request_id != request.request_id:
                 raise UpstreamError(
                     grpc.StatusCode.DATA_LOSS,

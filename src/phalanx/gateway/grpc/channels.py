@@ -85,20 +85,18 @@ class Channels:
             async with asyncio.timeout_at(end_s):
                 connection = await upstream.connected()
         call = ClientCall(self._max_message_bytes)
-        left_s = end_s - asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        left_s = end_s - loop.time()
         timeout = written(((b"grpc-timeout", timeout_field(left_s)),))
         call.begin(connection, upstream.head + timeout, payload, num_bytes)
+        timer = loop.call_at(end_s, call.late)
         try:
-            async with asyncio.timeout_at(end_s):
-                return await call.answer
-        except TimeoutError:
-            call.cancel()
-            raise RpcError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "the server has not answered in time"
-            ) from None
+            return await call.answer
         except asyncio.CancelledError:
             call.cancel()
             raise
+        finally:
+            timer.cancel()
 
     async def close(self) -> None:
         """Close all; calls that still run end."""

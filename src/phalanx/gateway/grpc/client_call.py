@@ -59,6 +59,11 @@ class ClientCall:
         self.answer.cancel()
         self._stream.reset(ErrorCode.CANCEL)
 
+    def late(self) -> None:
+        """The deadline has passed."""
+        self._fail(RpcError(Code.DEADLINE_EXCEEDED, "the server has not answered in time"))
+        self._stream.reset(ErrorCode.CANCEL)
+
     # What the stream says.
 
     def headers(self, headers: Headers) -> None:

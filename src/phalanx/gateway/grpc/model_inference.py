@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from phalanx.errors import InvalidRequestError
+from phalanx.gateway.grpc.glance import request_head
 from phalanx.gateway.grpc.message_reader import Pieces
-from phalanx.gateway.grpc.request_glance import head_of
 from phalanx.gateway.grpc.service import Context, Service
 from phalanx.gateway.inference import PolicyCaller
 from phalanx.gateway.pool import Pool
@@ -32,7 +32,7 @@ class ModelInference:
         )
 
     async def _infer(self, request: Pieces, context: Context) -> bytes:
-        head = head_of(request)
+        head = request_head(request)
         if not head.request_id:
             raise InvalidRequestError(
                 "request_id is missing; give each request an id of its own", field="request_id"

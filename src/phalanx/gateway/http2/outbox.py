@@ -24,8 +24,10 @@ from phalanx.gateway.http2.limits import Http2Limits
 
 Buffer = bytes | memoryview
 
-_TURN_BYTES = 256 * 1024
-"""What one stream writes before the others have their turn, and the transport is looked at."""
+_TURN_BYTES = 768 * 1024
+"""What one stream writes before the others have their turn, and the transport is looked at. After
+each write of much all that comes next is slow, so that images should go in one.
+"""
 
 
 class Outgoing:
