@@ -8,6 +8,7 @@ from phalanx.bench.discovery import discovery
 from phalanx.bench.dispatch import dispatch
 from phalanx.bench.gateway import gateway
 from phalanx.bench.generate import generate
+from phalanx.bench.phases_change import phases
 from phalanx.bench.placement import placement
 from phalanx.bench.policy import policy
 from phalanx.bench.roles import roles
@@ -22,3 +23,4 @@ bench_app.command("gateway")(gateway)
 bench_app.command("discovery")(discovery)
 bench_app.command("roles")(roles)
 bench_app.command("placement")(placement)
+bench_app.command("phases")(phases)

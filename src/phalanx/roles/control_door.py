@@ -21,7 +21,8 @@ class ControlDoor:
 
     def __init__(self, port: int) -> None:
         """Port 0 takes a free one. Raises `ConfigurationError` where it cannot listen."""
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Named as TCP, or asyncio leaves connections to wait 40 ms for the second part of an answer.
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((HOST, port))

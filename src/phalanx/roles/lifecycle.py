@@ -13,13 +13,21 @@ from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.calls import Deadline, PollPause, attempt, insist
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
 from phalanx.roles.memory import NUM_TRIES, release, resume
-from phalanx.roles.quiescence import go_on, pause, quiet, run_dry
+from phalanx.roles.quiescence import (
+    SETTLE_S,
+    TURN_SETTLE_S,
+    go_on,
+    pause,
+    quiet,
+    run_dry,
+)
 from phalanx.roles.replica import Replica
 from phalanx.roles.residency import Residency
 from phalanx.roles.role_state import RoleState
 from phalanx.roles.router_link import RouterLink
 from phalanx.roles.weights import ModelWeights, holds_weights
 from phalanx.routing.roles.snapshot import ReplicaState
+from phalanx.schema.roles import PlacementMode
 
 TOKEN_TIMEOUT_S = 30.0
 """For an engine's first token."""
@@ -173,7 +181,9 @@ class Lifecycle:
         limit_s = times.drain_timeout_s if timeout_s is None else timeout_s
         if limit_s > 0:
             await self._heard()
-        await run_dry(replica, limit_s, times.offload_timeout_s)
+        takes_turns = times.placement is PlacementMode.DEFER
+        settle_s = TURN_SETTLE_S if takes_turns else SETTLE_S
+        await run_dry(replica, limit_s, times.offload_timeout_s, settle_s)
 
     async def _can_run(self, replica: Replica) -> bool:
         """Without its cache it runs nothing, nor can that be asked. Somebody else who has released

@@ -15,9 +15,13 @@ from phalanx.roles.replica import Replica
 
 SETTLE_S = 0.2
 """What was sent before its sender heard of a drain arrives in this time, and is served."""
+TURN_SETTLE_S = 0.02
+"""The same where roles take turns: whoever sends requests has said by then that he has his answers."""
 
 
-async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) -> None:
+async def run_dry(
+    replica: Replica, timeout_s: float, quiet_timeout_s: float, settle_s: float = SETTLE_S
+) -> None:
     """Wait until nothing runs; what still does after `timeout_s` is aborted.
 
     Raises `EngineCallError` where it cannot be made sure in `quiet_timeout_s` more, or nobody listens
@@ -25,7 +29,7 @@ async def run_dry(replica: Replica, timeout_s: float, quiet_timeout_s: float) ->
     """
     deadline = Deadline(timeout_s)
     if timeout_s > 0:
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle_s)
     poll, num_gone = PollPause(), 0
     what = f"{replica.engine_id}: is it idle"
     while not deadline.passed:

@@ -101,7 +101,9 @@ class MemoryJournal:
         self._count()
         self.remembered = remembered
 
-    def write(self, state: PhaseState, operation: OperationRecord | None = None) -> None:
+    def write(
+        self, state: PhaseState, operation: OperationRecord | None = None, *, sync: bool = True
+    ) -> None:
         self._count()
         assert self.remembered is not None
         known = {each.operation_id: each for each in self.remembered.operations}

@@ -29,8 +29,8 @@ def test_d5_a_journal_cut_at_any_byte_is_one_of_its_earlier_states(tmp_path):
         states = [None, Remembered(DEFER.shape, PhaseState()), FileJournal(path).read()]
         write = p.journal.write
 
-        def watched(*arguments):
-            write(*arguments)
+        def watched(*arguments, **how):
+            write(*arguments, **how)
             states.append(FileJournal(path).read())
 
         p.journal.write = watched

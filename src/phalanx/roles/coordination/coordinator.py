@@ -210,7 +210,7 @@ class LifecycleCoordinator:
         if self._schedule.takes_turns:
             self._put(replace(self._board.state, phase=None))
         try:
-            await self._turns.change(phase, self._step, self._save)
+            await self._turns.change(phase, self._step, self._save_leases)
         except PhalanxError:
             self._publish()
             raise
@@ -286,11 +286,16 @@ class LifecycleCoordinator:
                 operation_id=operation_id, meaning=running.meaning, outcome=outcome, detail=detail
             )
             self._operations.note(record)
-            self._journal.write(self._board.state, record)
+            self._journal.write(self._board.state, record, sync=outcome is not Outcome.BEGUN)
 
     def _save(self) -> None:
         self._put(self._board.state)
         self._journal.write(self._board.state)
+
+    def _save_leases(self) -> None:
+        """Nobody is answered by it, and with the machine those end who have them."""
+        self._put(self._board.state)
+        self._journal.write(self._board.state, sync=False)
 
     def _put(self, state: PhaseState) -> None:
         """`state`, with what is true of leases and of the trainer."""

@@ -1,8 +1,8 @@
 """Where a job's phases are written down so that a restart knows them.
 
-A file of lines of JSON, each on the disk before the next step of anything is done. Whatever ends the
-process, at whatever byte, what is read is the state after some line; a line that was cut off counts
-as never written.
+A file of lines of JSON, each written before the next step of anything is done, and on the disk where
+somebody is answered by it. Whatever ends the process, at whatever byte, what is read is the state after
+some line; a line that was cut off counts as never written.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class Journal(Protocol):
         """Start anew with this. Raises as `write` does."""
         ...
 
-    def write(self, state: PhaseState, operation: OperationRecord | None = None) -> None:
-        """Returns when it is safe; `operation` is the one that changed.
+    def write(
+        self, state: PhaseState, operation: OperationRecord | None = None, *, sync: bool = True
+    ) -> None:
+        """Returns when it is safe from the end of this process and, with `sync`, of the machine;
+        `operation` is the one that changed.
 
         Raises `RoleOperationFailedError` where it may not have been written.
         """
@@ -119,7 +122,9 @@ class FileJournal:
         self._operations = {each.operation_id: each for each in remembered.operations}
         self._rewrite()
 
-    def write(self, state: PhaseState, operation: OperationRecord | None = None) -> None:
+    def write(
+        self, state: PhaseState, operation: OperationRecord | None = None, *, sync: bool = True
+    ) -> None:
         self._state = state
         if operation is not None:
             self._operations.pop(operation.operation_id, None)
@@ -131,7 +136,8 @@ class FileJournal:
             return
         try:
             _write(self._file, _encoded(_StateLine(state, operation)))
-            os.fsync(self._file)
+            if sync:
+                os.fdatasync(self._file)
         except OSError as error:
             # What is there of the line would swallow the next one: all of it is written anew then.
             self.close()
