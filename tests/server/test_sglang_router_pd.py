@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.models.conftest import smollm2_dir  # noqa: F401 - a fixture
+from tests.models.conftest import smollm2_dir, tiny_dir  # noqa: F401 - fixtures
 from tests.server.conftest import events
 from tests.server.test_control import until
 from tests.server.test_roles_pd import free_port, serving
@@ -160,13 +160,11 @@ def test_refusals_come_through(router: httpx.Client):
 
 
 @pytest.mark.parametrize("dead", ["prefill", "decode"])
-def test_one_of_the_pair_is_killed(dead: str, smollm2_dir, tmp_path: Path):  # noqa: F811
+def test_one_of_the_pair_is_killed(dead: str, tiny_dir, tmp_path: Path):  # noqa: F811
     port = free_port()
     with ExitStack() as stack:
-        first, prefill = stack.enter_context(
-            served(smollm2_dir, "prefill", "--bootstrap-port", port)
-        )
-        second, decode = stack.enter_context(served(smollm2_dir, "decode"))
+        first, prefill = stack.enter_context(served(tiny_dir, "prefill", "--bootstrap-port", port))
+        second, decode = stack.enter_context(served(tiny_dir, "decode"))
         client = stack.enter_context(routing(tmp_path / "log", prefill, port, decode))
         body = {"text": PROMPT, "sampling_params": GREEDY}
         assert client.post("/generate", json=body).status_code == 200

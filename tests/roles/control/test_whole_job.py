@@ -118,15 +118,15 @@ def test_a_killed_engine_is_a_new_generation_with_the_same_weights(tmp_path, mod
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stage", "status"),
+    ("stage", "status", "times"),
     [
-        ("starting default", 130),
-        ("the gateway is at", 130),
-        ("rollout/student/0: generation 1", 130),
-        ("default is up", 0),
+        ("starting default", 130, 1),
+        ("the gateway is at", 130, 2),
+        ("rollout/student/0: generation 1", 130, 1),
+        ("rollout/student/0: generation 1", 130, 2),
+        ("default is up", 0, 2),
     ],
 )
-@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_at_any_stage_leaves_nothing(tmp_path, model, stage, status, times):
     with whole_job(job_file(tmp_path, model), tmp_path / "cache") as job:
         job.until(stage)
@@ -139,16 +139,14 @@ def test_ctrl_c_at_any_stage_leaves_nothing(tmp_path, model, stage, status, time
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_second_stop_while_it_drains_ends_it_at_once(tmp_path, model, busy):
+def test_a_second_stop_while_it_drains_ends_it_at_once(tmp_path, model):
     file = job_file(tmp_path, model)
     file.write_text(
         file.read_text().replace("{health_interval_s: 0.5}", "{drain_timeout_s: 86400}")
     )
     with whole_job(file, tmp_path / "cache") as job:
         job.ready()
-        if busy:  # it never comes to rest
-            os.kill(job.pid(" serve "), signal.SIGSTOP)
+        os.kill(job.pid(" serve "), signal.SIGSTOP)  # it never comes to rest
         job.process.send_signal(signal.SIGINT)
         job.until("rollout/student/0: draining")
         job.process.send_signal(signal.SIGINT)
