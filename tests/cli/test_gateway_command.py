@@ -201,7 +201,9 @@ class Running:
         return self.process.returncode, error
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_it_in_good_order(number, tmp_path):
     state = tmp_path / "pool.json"
     running = Running("--state-file", str(state), "--backend", "pi05", "127.0.0.1:1")
@@ -284,7 +286,7 @@ def wait_until_ready(url: str) -> None:
         revision = pool["revision"]
 
 
-@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("patient", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_running_request_ends_before_the_gateway_does_unless_it_is_told_twice(patient):
     backend = HeldBackend()
     running = Running("--backend", "llm", backend.endpoint, "--drain-timeout-s", "600")

@@ -170,7 +170,7 @@ def test_the_first_look_at_nothing_says_what_may_be_wrong():
         view.first()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("terminal", [pytest.param(False, marks=pytest.mark.long), True])
 def test_ctrl_c_ends_it_cleanly(terminal):
     """It is interrupted when it has shown one frame and asked again."""
     with ScriptedServer((200, info(num_completed=1, uptime_s=1.0))).running() as server:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.roles.control.whole_job import WholeJob, get, post, whole_job
 
+pytestmark = pytest.mark.long
+
 CONFORMANCE = [sys.executable, "-m", "phalanx.testing.sglang_server"]
 SHIM = "from phalanx.testing.sglang_server import main\nmain()\n"
 ASK = {"text": "a b", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}

@@ -153,6 +153,7 @@ def test_a_startup_crash_tells_the_end_of_the_log(tmp_path):
     assert "unrecognized arguments: --no-such-flag 1" in how
 
 
+@pytest.mark.long
 def test_a_server_of_ours_serves_and_ends_when_it_is_told(tmp_path, tiny_llama):
     async def main() -> None:
         async with started(tmp_path, our_model(tiny_llama)) as (replica, engine):
