@@ -38,7 +38,9 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
         if simulated is not None:
             simulated.make()
         local = LocalLauncher(
-            LocalLauncherSettings(logs, given.host, given.first_port, programs, simulated)
+            LocalLauncherSettings(
+                logs, given.host, given.first_port, programs, simulated, place.file.living
+            )
         )
         made = _machinery(job, place, local, lambda: local.close(0.0))
         yield dataclasses.replace(made, devices=DeviceView(job.plan, simulated))

@@ -121,9 +121,13 @@ class ChildProcess:
 
 
 class ProcessHost:
-    """Starts processes, and has them killed should this one die before it has stopped them."""
+    """Starts processes, and has them killed should this one die before it has stopped them.
 
-    def __init__(self) -> None:
+    `living` is a file that stays open, also after this one has died, until that is done.
+    """
+
+    def __init__(self, living: int | None = None) -> None:
+        self._living = () if living is None else (living,)
         self._guard: subprocess.Popen[bytes] | None = None
         self._children: set[ChildProcess] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -189,6 +193,7 @@ class ProcessHost:
                 # Whoever reads what this process prints would wait for its end too.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                pass_fds=self._living,
                 start_new_session=True,
                 cwd="/",
             )

@@ -30,7 +30,7 @@ class LocalLauncherSettings:
     """`log_dir` gets a file a start: ROLE/MODEL/ORDINAL.GENERATION.log.
 
     Replicas listen at `host`, on any free ports or (`first_port`) on the first free ones from there.
-    `simulated` are the devices of the job, and None real ones, or none.
+    `simulated` are the devices of the job, and None real ones, or none. `living`: see `ProcessHost`.
     """
 
     log_dir: Path
@@ -38,6 +38,7 @@ class LocalLauncherSettings:
     first_port: int | None = None
     programs: EnginePrograms = field(default_factory=EnginePrograms)
     simulated: SimulatedCluster | None = None
+    living: int | None = None
 
 
 class LocalReplica:
@@ -83,7 +84,7 @@ class LocalLauncher:
 
     def __init__(self, settings: LocalLauncherSettings) -> None:
         self._settings = settings
-        self._host = ProcessHost()
+        self._host = ProcessHost(settings.living)
 
     async def launch(self, launch: ReplicaLaunch) -> LocalReplica:
         """Start it and return at once. Raises `ConfigurationError` for what can never start."""

@@ -64,15 +64,21 @@ class RunDirectory:
 
     @contextmanager
     def claim(self, name: str) -> Iterator[RunFile]:
-        """Be the job `name` for as long as this is open. Raises `JobRunsError` where one is."""
+        """Be the job `name` for as long as this is open. Raises `JobRunsError` where one is.
+
+        Begins when nothing is left of what an earlier one started, whatever has ended that.
+        """
         check_job_name(name)
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._lock(name).open("a") as lock:
+        living = self._path / f"{name}.processes"
+        with self._lock(name).open("a") as lock, living.open("a") as processes:
             while not _taken(lock.fileno()):
                 # Not by somebody who only looked whether a job has it.
                 if _held(lock.fileno()):
                     raise JobRunsError(self._runs(name))
-            file = RunFile(self._file(name))
+            # Until then some of its last processes may run, and hold memory.
+            fcntl.flock(processes, fcntl.LOCK_EX)
+            file = RunFile(self._file(name), processes.fileno())
             file.remove()
             try:
                 yield file
@@ -162,9 +168,13 @@ class PrivateFile:
 class RunFile:
     """The file of one job and one for its gateway's keys, which only whoever claimed its name writes;
     and what outlives the job: the journal of its phases, and the ledger of its simulated devices.
+
+    `living` is a file that the job's processes are watched with: whoever ends the last of them keeps
+    it open until then. None without a claim.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, living: int | None = None) -> None:
+        self.living = living
         self._file = PrivateFile(path)
         self.keys = PrivateFile(path.with_suffix(".keys"))
         self.journal = path.with_suffix(".journal")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,35 @@ def test_logs_of_the_job_before_are_kept_apart(jobs):
 
 def test_nobody_is_waited_for_where_there_was_no_job(jobs):
     jobs.wait_for_end("never")
+
+
+def test_d7_a_job_begins_when_nothing_is_left_of_the_one_before(tmp_path):
+    runs = RunDirectory(tmp_path)
+    order = []
+    with runs.claim("j") as file:
+        assert file.living is not None
+        kept = os.dup(file.living)  # as by whoever ends the job's processes after its death
+
+    def claim() -> None:
+        with runs.claim("j"):
+            order.append("claimed")
+
+    with ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claim)
+        lock = tmp_path / "j.lock"
+        with lock.open("r") as other:
+            while _taken_by_me(other.fileno()) and not claiming.done():
+                pass
+        order.append("gone")
+        os.close(kept)
+        claiming.result()
+    assert order == ["gone", "claimed"]
+
+
+def _taken_by_me(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
