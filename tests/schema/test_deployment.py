@@ -106,7 +106,7 @@ def test_process_config_is_legal_without_a_mode():
         ),
         (
             {"process_config": WorkerSupervisorConfig(node_rank=1)},
-            "process_config.node_rank=1 must be 0",
+            "process_config.node_rank=1 must be below num_nodes=1",
         ),
         (
             {"process_config": WorkerSupervisorConfig(base_port=65535), "replica_count": 2},

@@ -71,6 +71,12 @@ def place(section: DeploymentSection, config: EngineConfig) -> Placement:
             "get them alone; leave out mode, or call Engine.step() on every rank of your own "
             "program"
         )
+    process = section.process_config
+    if process.num_nodes > 1 and process.base_port is None:
+        raise ConfigurationError(
+            f"deployment.process_config.num_nodes={process.num_nodes} needs the place where the"
+            " machines meet; give --dist-init-addr HOST:PORT of the first one"
+        )
     plan = None
     if mode is Mode.LOCAL:
         visible = visible_devices(config.device.target)
@@ -84,6 +90,17 @@ def place(section: DeploymentSection, config: EngineConfig) -> Placement:
 def device_list(text: str) -> list[str]:
     """`0,1` as the entries of `DeploymentConfig.devices`, which checks them."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def meeting(address: str | None) -> dict[str, object]:
+    """Where the machines of a replica meet, HOST:PORT, by the keys of a configuration."""
+    if address is None:
+        return {}
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdecimal()):
+        raise ConfigurationError(f"--dist-init-addr {address!r} must be HOST:PORT")
+    key = "deployment.process_config"
+    return {f"{key}.master_addr": host.strip("[]"), f"{key}.base_port": int(port)}
 
 
 def free_base_port(address: str, count: int, tries: Sequence[int] = ANY_PORTS) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from phalanx import log
 from phalanx.checkpoints import checkpoint_names
-from phalanx.cli.placement import device_list
+from phalanx.cli.placement import device_list, meeting
 from phalanx.cli.serve_plan import ServePlan, describe, plan
 from phalanx.errors import ConfigurationError
 from phalanx.schema.serve_config import ServeConfig, parse_serve_config
@@ -125,6 +125,26 @@ def serve(
             rich_help_panel=_DEPLOYMENT,
         ),
     ] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Machines that one copy is cut over, each with this command. [1]",
+            rich_help_panel=_DEPLOYMENT,
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Which of them this is; the first one, 0, answers requests. [0]",
+            rich_help_panel=_DEPLOYMENT,
+        ),
+    ] = None,
+    dist_init_addr: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the first machine, where they meet.", rich_help_panel=_DEPLOYMENT
+        ),
+    ] = None,
     context_length: Annotated[
         int | None,
         typer.Option(help="Tokens of one request. [the model's]", rich_help_panel=_MODEL),
@@ -190,6 +210,9 @@ def serve(
         "deployment.replica_count": replicas,
         "deployment.devices": None if devices is None else device_list(devices),
         "deployment.process_config.base_port": base_port,
+        "deployment.process_config.num_nodes": nnodes,
+        "deployment.process_config.node_rank": node_rank,
+        **meeting(dist_init_addr),
         "parallel.dense.tp_size": tp,
         "parallel.attention.tp_size": tp,
         "plugin_args.checkpoint_dir": model,
@@ -247,6 +270,10 @@ def _run(plan: ServePlan) -> int:
     except OSError as error:
         raise ConfigurationError(f"cannot write the log file {file}: {error.strerror}") from None
     name, deployment = plan.engine.plugin, plan.placement.with_ports()
+    if deployment.supervision.node_rank > 0:
+        from phalanx.cli.serve_follower import run_follower
+
+        return run_follower(plan.engine, deployment)
 
     def load() -> Engine:
         engine = Engine(plan.engine, deployment=deployment)

@@ -13,7 +13,7 @@ from typing import Self
 from phalanx import settings
 from phalanx.errors import ConfigurationError
 from phalanx.parallel.layout import build_layout, memberships
-from phalanx.schema.deployment import DeploymentConfig, NodeResources
+from phalanx.schema.deployment import DeploymentConfig, NodeResources, WorkerSupervisorConfig
 from phalanx.schema.parallel import ParallelConfig
 from phalanx.schema.placement import WorkerPlacement
 
@@ -92,7 +92,14 @@ class DeploymentPlan:
 
         Without `config.devices` the visible ones are taken in order.
         """
+        num_nodes = config.supervision.num_nodes
         needed = config.replica_count * parallel.infer_replica_world_size()
+        if needed % num_nodes:
+            raise ConfigurationError(
+                f"a replica of {needed} ranks cannot be cut into num_nodes={num_nodes} equal parts; "
+                "give a multiple"
+            )
+        needed //= num_nodes
         devices = config.devices
         if not devices:
             devices = tuple(range(needed if visible_devices is None else visible_devices))
@@ -105,7 +112,7 @@ class DeploymentPlan:
         return cls.build(
             parallel,
             config.replica_count,
-            (NodeResources(0, devices),),
+            _like_this(devices, needed, config.supervision),
             output_rank=config.output_rank,
         )
 
@@ -117,6 +124,18 @@ class DeploymentPlan:
     def output_worker(self, replica_id: int) -> WorkerPlacement:
         """The worker that answers for a replica."""
         return self.replica(replica_id)[self.output_rank]
+
+
+def _like_this(
+    devices: tuple[int, ...], needed: int, process: WorkerSupervisorConfig
+) -> tuple[NodeResources, ...]:
+    """This machine, and as many more of a replica as there are, whose devices are numbered alike."""
+    if process.num_nodes == 1:
+        return (NodeResources(0, devices),)
+    return tuple(
+        NodeResources(rank, devices[:needed], process.master_addr)
+        for rank in range(process.num_nodes)
+    )
 
 
 def visible_devices(target: str) -> int | None:

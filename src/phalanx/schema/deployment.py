@@ -34,10 +34,14 @@ RESERVED_ENV = (
 class WorkerSupervisorConfig:
     """How a supervisor starts, times and stops the workers of local replicas.
 
-    The ranks of replica `r` meet at `master_addr`, port `base_port + r`. All workers must be ready
-    within `startup_timeout_s`; a stop waits `shutdown_timeout_s` for them before it kills them. A
-    request that has not ended `execution_timeout_s` after its submit, queueing included, fails the
-    engine (None: it may take for ever). `extra_env` are (name, value) pairs set in each worker.
+    The ranks of replica `r` meet at `master_addr`, port `base_port + r`. A replica that spans
+    `num_nodes` machines has an engine on the first (`node_rank` 0), where all machines meet at
+    `base_port`, and a follower on each of the others.
+
+    All workers must be ready within `startup_timeout_s`; a stop waits `shutdown_timeout_s` for them
+    before it kills them. A request that has not ended `execution_timeout_s` after its submit,
+    queueing included, fails the engine (None: it may take for ever). `extra_env` are (name, value)
+    pairs set in each worker.
     """
 
     node_rank: int = 0
@@ -47,9 +51,11 @@ class WorkerSupervisorConfig:
     shutdown_timeout_s: float = 10.0
     execution_timeout_s: float | None = None
     extra_env: tuple[tuple[str, str], ...] = ()
+    num_nodes: int = 1
 
     def __post_init__(self) -> None:
         _integer("node_rank", self.node_rank, 0)
+        _integer("num_nodes", self.num_nodes, 1)
         if not isinstance(self.master_addr, str) or not self.master_addr.strip():
             raise ConfigurationError(
                 f"master_addr={self.master_addr!r} must be an address, such as 127.0.0.1"
@@ -148,10 +154,17 @@ class DeploymentConfig:
 
     def _check_local(self) -> None:
         process = self.supervision
-        if process.node_rank != 0:
+        if process.node_rank >= process.num_nodes:
             raise ConfigurationError(
-                f"process_config.node_rank={process.node_rank} must be 0: local workers run on this "
-                "machine; use a launcher and DeploymentConfig.external() for several"
+                f"process_config.node_rank={process.node_rank} must be below num_nodes="
+                f"{process.num_nodes}: local workers run on this machine; give num_nodes, or use a "
+                "launcher and DeploymentConfig.external() for several"
+            )
+        if process.num_nodes > 1 and (self.replica_count > 1 or self.output_rank):
+            raise ConfigurationError(
+                f"process_config.num_nodes={process.num_nodes} is for one replica that spans "
+                f"machines, whose first rank answers; replica_count={self.replica_count} and "
+                f"output_rank={self.output_rank} must be 1 and 0"
             )
         last_port = process.base_port + self.replica_count - 1
         if last_port > MAX_PORT:

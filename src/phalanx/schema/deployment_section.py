@@ -17,6 +17,8 @@ _PROCESS = WorkerSupervisorConfig()
 class ProcessSection(msgspec.Struct, frozen=True, kw_only=True):
     """`WorkerSupervisorConfig`; without `base_port` the command takes free ports."""
 
+    num_nodes: int = _PROCESS.num_nodes
+    node_rank: int = _PROCESS.node_rank
     master_addr: str = _PROCESS.master_addr
     base_port: int | None = None
     startup_timeout_s: float = _PROCESS.startup_timeout_s
@@ -27,6 +29,8 @@ class ProcessSection(msgspec.Struct, frozen=True, kw_only=True):
     def supervisor_config(self) -> WorkerSupervisorConfig:
         """The value that an engine takes; without `base_port`, with the usual one."""
         return WorkerSupervisorConfig(
+            num_nodes=self.num_nodes,
+            node_rank=self.node_rank,
             master_addr=self.master_addr,
             base_port=_PROCESS.base_port if self.base_port is None else self.base_port,
             startup_timeout_s=self.startup_timeout_s,

@@ -52,7 +52,7 @@ class Sent:
 
 
 class MultiprocessExecutor:
-    """One replica of workers that a shared supervisor looks after."""
+    """One replica of workers that a shared supervisor looks after. `world` are those of this machine."""
 
     entry: Entry | BatchingEntry | None = None
 
@@ -133,6 +133,7 @@ class MultiprocessExecutor:
                 field="op",
             )
         self._refuse_on_workers_thread("control")
+        whole: ControlOp | Question = op
         ref: PayloadRef | None = None
         files: Sequence[Descriptor] = ()
         if isinstance(op, ReplaceWeights):
@@ -146,7 +147,7 @@ class MultiprocessExecutor:
                 self._answers[number] = answer
         if has_failed:
             answer.set_exception(self._requests.unavailable())
-        elif not self._send(Apply(number, op, ref), files):
+        elif not self._send(Apply(number, op, ref), files, whole):
             with self._lock:
                 # Unless whoever failed the workers has taken and answered it.
                 unanswered = self._answers.pop(number, None) is not None
@@ -251,10 +252,15 @@ class MultiprocessExecutor:
         else:
             future.set_result(answer.outcome)
 
-    def _send(self, command: Cancel | Apply, descriptors: Sequence[Descriptor] = ()) -> bool:
+    def _send(
+        self,
+        command: Cancel | Apply,
+        descriptors: Sequence[Descriptor] = (),
+        whole: ControlOp | Question | None = None,
+    ) -> bool:
         """False where the workers are gone."""
         try:
-            self._supervisor.send(self._replica_id, command, descriptors)
+            self._supervisor.send(self._replica_id, command, descriptors, whole)
         except EngineUnavailableError:
             return False
         return True

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine.deployment_plan import DeploymentPlan
@@ -20,14 +20,24 @@ from phalanx.engine.workers.group import Close, Collapse, GroupListener, Send, T
 from phalanx.engine.workers.launch import plan_launches
 from phalanx.engine.workers.lifecycle import Lifecycle, LifecycleState
 from phalanx.engine.workers.messages import Apply, Cancel, Ready
+from phalanx.engine.workers.node_links import Applied, Message, Submitted
 from phalanx.engine.workers.packets import Descriptor
 from phalanx.engine.workers.replica import Replica
 from phalanx.engine.workers.runtime import WorkerFactorySpec
 from phalanx.errors import EngineOverloadedError, EngineUnavailableError
+from phalanx.schema.control import ControlOp, Question
 from phalanx.schema.deployment import WorkerSupervisorConfig
 from phalanx.schema.placement import WorkerPlacement
 
 __all__ = ["GroupListener", "Tuning", "WorkerSupervisor"]
+
+
+class OtherNodes(Protocol):
+    """The machines of a replica that spans several, but for this one."""
+
+    def send(self, message: Message) -> None:
+        """Have their ranks do the same; never waits."""
+        ...
 
 
 class WorkerSupervisor:
@@ -48,6 +58,9 @@ class WorkerSupervisor:
         clock: Clock | None = None,
         tuning: Tuning | None = None,
     ) -> None:
+        self._others: OtherNodes | None = None
+        # Ranks of other machines get everything in the order of those here.
+        self._ordered: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self._plan = plan
         self._factory = factory
         self._config = config
@@ -57,10 +70,15 @@ class WorkerSupervisor:
         self._tuning = Tuning() if tuning is None else tuning
         self._lifecycle = Lifecycle()
         self._owner_pid = os.getpid()
+        self._applying = threading.Lock()
         # Held while the workers' connections are opened, so that a close comes before or after.
         self._lock = threading.Lock()
         self._group: WorkerGroup | None = None
         self._thread: threading.Thread | None = None
+
+    def pass_on(self, others: OtherNodes) -> None:
+        """Before the start: the replica spans machines, and these get what its ranks here get."""
+        self._others, self._ordered = others, threading.Lock()
 
     @property
     def state(self) -> LifecycleState:
@@ -119,7 +137,10 @@ class WorkerSupervisor:
         replica = group.replicas[replica_id]
         sent = False
         try:
-            num_bytes = replica.submit(number, rid, request)
+            with self._ordered:
+                num_bytes = replica.submit(number, rid, request)
+                if self._others is not None:
+                    self._others.send(Submitted(number, rid, request))
             sent = True
         except EngineOverloadedError:
             raise
@@ -133,14 +154,25 @@ class WorkerSupervisor:
         return num_bytes
 
     def send(
-        self, replica_id: int, command: Cancel | Apply, descriptors: Sequence[Descriptor] = ()
+        self,
+        replica_id: int,
+        command: Cancel | Apply,
+        descriptors: Sequence[Descriptor] = (),
+        whole: ControlOp | Question | None = None,
     ) -> None:
         """Send a command to a replica, after what was submitted to it before: a cancel to the rank
-        that answers, an operation to every rank.
+        that answers, an operation to every rank. `whole` is the operation with what `descriptors`
+        hold of it.
 
         Takes no lock that a submit holds, so that a garbage collector's callback may call it.
         """
-        self._running().post(Send(replica_id, command, descriptors))
+        group = self._running()
+        if self._others is None or not isinstance(command, Apply):
+            group.post(Send(replica_id, command, descriptors))
+            return
+        with self._applying:
+            group.post(Send(replica_id, command, descriptors))
+            self._others.send(Applied(command.number, command.op if whole is None else whole))
 
     def completed(self, number: int) -> None:
         """A request has ended: its time is no longer counted."""

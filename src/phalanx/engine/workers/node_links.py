@@ -1,0 +1,289 @@
+"""Connections between the machines of a replica that spans several: the head passes on to the others
+what it gives to its own ranks, in the same order.
+
+A message is a pickle behind its length; whoever follows trusts the head that it was told of, as its
+ranks trust one another. The order is what keeps all ranks in step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from phalanx import __version__
+from phalanx.clock import Clock
+from phalanx.errors import EngineUnavailableError
+from phalanx.schema.control import ControlOp, Question
+
+_LENGTH = struct.Struct("!Q")
+_MAX_GREETING = 1 << 16
+_GREETING_S = 5.0
+_RETRY_S = 0.2
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """What a follower says first. `replica` describes what it is about to run."""
+
+    node_rank: int
+    version: str
+    replica: str
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Where all ranks meet, or why this follower is not wanted."""
+
+    port: int = 0
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A request for every rank."""
+
+    number: int
+    rid: str
+    request: Any
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An operation for every rank."""
+
+    number: int
+    op: ControlOp | Question
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The head closes."""
+
+
+Message = Submitted | Applied | Ended
+
+
+class NodeListener:
+    """The head's, before the others have come."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises `EngineUnavailableError` where it cannot listen there."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise EngineUnavailableError(
+                f"the head of a replica cannot listen at {host}:{port}: {error.strerror}; choose"
+                " another --dist-init-addr, an address of this machine"
+            ) from error
+
+    def accept(
+        self, expected: Greeting, num_nodes: int, port: int, timeout_s: float, clock: Clock
+    ) -> Mapping[int, socket.socket]:
+        """Wait for every other machine and welcome it; connections by their ranks.
+
+        Raises `EngineUnavailableError` where they have not all come in time, or after `close`.
+        """
+        due_s = clock.monotonic_s() + timeout_s
+        links: dict[int, socket.socket] = {}
+        with contextlib.ExitStack() as undo:
+            while len(links) < num_nodes - 1:
+                try:
+                    self._listener.settimeout(max(0.001, due_s - clock.monotonic_s()))
+                    link = self._listener.accept()[0]
+                except OSError as error:
+                    raise EngineUnavailableError(
+                        f"only {len(links) + 1} of the replica's {num_nodes} machines have come"
+                        f" within {timeout_s:g} s; start the others with the same --dist-init-addr"
+                    ) from error
+                undo.callback(link.close)
+                rank = _welcomed(link, expected, num_nodes, port, links)
+                if rank is None:
+                    link.close()
+                else:
+                    links[rank] = link
+            undo.pop_all()
+        return links
+
+    def close(self) -> None:
+        """From any thread: `accept` waits no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+class NodeRelay:
+    """The head's connections to the other machines; `lost` is told of one that ends."""
+
+    def __init__(self, links: Mapping[int, socket.socket], lost: Callable[[int], None]) -> None:
+        self._links = dict(links)
+        self._lost = lost
+        self._closing = False
+        self._queues: dict[int, SimpleQueue[bytes | None]] = {rank: SimpleQueue() for rank in links}
+        self._threads = [
+            threading.Thread(target=act, args=(rank,), name=f"phalanx-node-{rank}", daemon=True)
+            for rank in links
+            for act in (self._send, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message) -> None:
+        """Never waits; whoever calls this from several threads sees to the order."""
+        packet = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        for queue in self._queues.values():
+            queue.put(_LENGTH.pack(len(packet)) + packet)
+
+    def close(self) -> None:
+        """Tell the others that it is over."""
+        if self._closing:
+            return
+        self._closing = True
+        self.send(Ended())
+        for queue in self._queues.values():
+            queue.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for link in self._links.values():
+            link.close()
+
+    def _send(self, rank: int) -> None:
+        link, queue = self._links[rank], self._queues[rank]
+        with contextlib.suppress(OSError):  # whoever watches it tells
+            while (packet := queue.get()) is not None:
+                link.sendall(packet)
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+
+    def _watch(self, rank: int) -> None:
+        """Followers say nothing: what comes is the end."""
+        with contextlib.suppress(OSError):
+            self._links[rank].recv(1)
+        if not self._closing:
+            self._lost(rank)
+
+
+class NodeLink:
+    """A follower's connection to its head."""
+
+    def __init__(self, address: tuple[str, int], greeting: Greeting, timeout_s: float) -> None:
+        """Waits for the head, which may still be starting. Raises `EngineUnavailableError`."""
+        self._over = threading.Event()
+        self._link = _connected(address, timeout_s)
+        try:
+            self._link.sendall(_packed(greeting))
+            self._link.settimeout(timeout_s)
+            received = _received(self._link, _MAX_GREETING)
+        except OSError:
+            received = None
+        if received is None:
+            self._link.close()
+            raise EngineUnavailableError(f"the head at {address[0]}:{address[1]} has gone away")
+        welcome = msgspec.msgpack.decode(received, type=Welcome)
+        if welcome.refusal:
+            self._link.close()
+            raise EngineUnavailableError(
+                f"the head at {address[0]}:{address[1]} refused this machine: {welcome.refusal}"
+            )
+        self._link.settimeout(None)
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.port = welcome.port
+
+    def receive(self) -> Message | None:
+        """What comes next; None where the head is gone, or after `interrupt`."""
+        try:
+            received = _received(self._link)
+        except OSError:
+            return None
+        if received is None:
+            return None
+        message: Message = pickle.loads(received)
+        return message
+
+    def interrupt(self) -> None:
+        """From any thread: `receive` waits no more."""
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _welcomed(
+    link: socket.socket,
+    expected: Greeting,
+    num_nodes: int,
+    port: int,
+    known: Mapping[int, socket.socket],
+) -> int | None:
+    """The rank of a follower that fits; None for anybody else, who is told why."""
+    link.settimeout(_GREETING_S)
+    try:
+        received = _received(link, _MAX_GREETING)
+        if received is None:
+            return None
+        greeting = msgspec.msgpack.decode(received, type=Greeting)
+        refusal = _refusal(greeting, expected, num_nodes, tuple(known))
+        link.sendall(_packed(Welcome(port, refusal)))
+    except (OSError, msgspec.MsgspecError):
+        return None  # no follower of ours
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return None if refusal else greeting.node_rank
+
+
+def _refusal(greeting: Greeting, expected: Greeting, num_nodes: int, known: Sequence[int]) -> str:
+    if greeting.version != expected.version:
+        return f"it has Phalanx {greeting.version}, and the head {__version__}"
+    if greeting.replica != expected.replica:
+        return f"it was started for {greeting.replica}, and the head for {expected.replica}"
+    if not 0 < greeting.node_rank < num_nodes or greeting.node_rank in known:
+        return f"its --node-rank {greeting.node_rank} is another one's, or not below {num_nodes}"
+    return ""
+
+
+def _connected(address: tuple[str, int], timeout_s: float) -> socket.socket:
+    pause, waited_s = threading.Event(), 0.0  # never set
+    while True:
+        try:
+            return socket.create_connection(address, timeout=timeout_s)
+        except OSError as error:
+            if waited_s >= timeout_s:
+                raise EngineUnavailableError(
+                    f"no head answers at {address[0]}:{address[1]} within {timeout_s:g} s"
+                    f" ({error.strerror or error}); start it with --node-rank 0"
+                ) from error
+        pause.wait(_RETRY_S)
+        waited_s += _RETRY_S
+
+
+def _packed(value: Greeting | Welcome) -> bytes:
+    packet = msgspec.msgpack.encode(value)
+    return _LENGTH.pack(len(packet)) + packet
+
+
+def _received(link: socket.socket, limit: int | None = None) -> bytes | None:
+    """The next packet; None at the end, or for one that is larger than `limit`."""
+    length = _exactly(link, _LENGTH.size)
+    if length is None:
+        return None
+    size: int = _LENGTH.unpack(length)[0]
+    return None if limit is not None and size > limit else _exactly(link, size)
+
+
+def _exactly(link: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = link.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
