@@ -22,7 +22,7 @@ from phalanx.gateway.config import MIB, GatewayConfig
 from phalanx.roles.child_process import Command
 from phalanx.roles.config import JobConfig, parse_job
 from phalanx.roles.contracts import ReplicaLaunch
-from phalanx.roles.engine_command import EnginePrograms, ListenAddress, engine_command
+from phalanx.roles.engine_command import EnginePrograms, EngineSpan, ListenAddress, engine_command
 from phalanx.roles.job_sections import LauncherKind
 from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.schema.roles import (
@@ -71,7 +71,7 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
     for role in job.roles:
         for model in role.models:
             with _naming(f"{source}: roles.{role.role}.models.{model.name}"):
-                for command in _commands(role, model, programs, simulated):
+                for command in _commands(role, model, programs, simulated, given.kind):
                     if deeply and command.arguments[: len(programs.phalanx)] == programs.phalanx:
                         _check_serve(command.arguments[len(programs.phalanx) :])
 
@@ -158,6 +158,7 @@ def _commands(
     model: InferenceModelSpec,
     programs: EnginePrograms,
     simulated: SimulatedCluster | None,
+    kind: LauncherKind,
 ) -> Iterator[Command]:
     for index, group in enumerate(model.engine_groups):
         if group.engine is EngineKind.EXTERNAL:
@@ -174,7 +175,14 @@ def _commands(
             group_index=index,
             ordinal=ordinal,
         )
-        yield engine_command(launch, _ANYWHERE, programs, simulated)
+        yield engine_command(launch, _ANYWHERE, programs, simulated, _span(group, kind))
+
+
+def _span(group: EngineGroupSpec, kind: LauncherKind) -> EngineSpan | None:
+    """The head's part of a replica over several machines of a cluster."""
+    if kind is LauncherKind.LOCAL or group.nodes_per_replica == 1:
+        return None
+    return EngineSpan(group.nodes_per_replica, 0, "127.0.0.1:1")
 
 
 def _check_serve(flags: tuple[str, ...]) -> None:
