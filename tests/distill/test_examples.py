@@ -1,0 +1,48 @@
+"""The examples of distillation, as they are shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRL = ROOT / ".venv-trl" / "bin" / "python"
+
+
+def numbers(python: Path | str, example: str, *flags: str) -> list[float]:
+    """What the example says of each of its steps."""
+    command = [str(python), str(ROOT / "examples" / example), *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return [float(one) for one in re.findall(r"^step \d+: \D*([\d.]+)", ran.stdout, re.MULTILINE)]
+
+
+def test_a_plain_torch_loop_brings_the_student_nearer():
+    found = numbers(sys.executable, "distill_torch.py", "--steps", "3")
+    assert len(found) == 3
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.long
+def test_a_longer_one_halves_the_divergence():
+    found = numbers(sys.executable, "distill_torch.py", "--steps", "14")
+    assert found[-1] < found[0] / 2
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not TRL.exists(), reason="no TRL: run `python scripts/peer_env.py trl`")
+def test_trls_trainer_does_likewise():
+    found = numbers(TRL, "distill_trl.py", "--steps", "3")
+    assert len(found) == 3
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_loop_itself_is_ten_lines():
+    """From the batch to its gradient; the rest is any trainer's own."""
+    text = (ROOT / "examples" / "distill_torch.py").read_text()
+    loop = text[text.index("batch = await DeferredBatch.open") : text.index("optimizer.step()")]
+    assert len(loop.strip().splitlines()) <= 10
