@@ -16,6 +16,7 @@ from phalanx.server.operations.generation import GenerationOperations
 from phalanx.server.operations.memory import MemoryOperations
 from phalanx.server.operations.quiescence import Quiescence
 from phalanx.server.operations.undertakings import Undertakings
+from phalanx.server.operations.update_session import UpdateSession
 from phalanx.server.operations.weights import WeightOperations
 from phalanx.server.routes.vllm import VllmRoutes
 
@@ -70,7 +71,8 @@ def test_a_sleep_whose_caller_gave_up_and_asked_again_is_over_with_the_wake():
         shared = (quiescence, undertakings)
         generation = GenerationOperations(engine, live, lifecycle, *shared)
         memory = MemoryOperations(engine, *shared)
-        weights = WeightOperations(engine, live, *shared, dynamic=True)
+        session = UpdateSession(quiescence, lifecycle, 60.0)
+        weights = WeightOperations(engine, live, quiescence, session, undertakings, dynamic=True)
         answering = Answering(100, Refusals(1), ServerMetrics(engine.statistics))
         routes = VllmRoutes(generation, memory, weights, answering).posts()
 
