@@ -19,7 +19,11 @@ from phalanx.schema.serve_config import parse_serve_config
 from tests.project.markdown import PAGES, ROOT, Block, blocks, commands
 
 SHELL = [
-    pytest.param(command, id=f"{block}-{command[0]}-{number}")
+    pytest.param(
+        command,
+        id=f"{block}-{command[0]}-{number}",
+        marks=[pytest.mark.long] if command[0] == "python" else [],
+    )
     for block in blocks("sh")
     for number, command in enumerate(commands(block))
 ]
@@ -50,6 +54,11 @@ def test_a_shown_command_works(command, plugins_installed, monkeypatch, serve):
         assert all(Path(ROOT, path).exists() for path in command[2:] if path.startswith("./"))
     elif command[0] == "curl":
         check_curl(command, serve)
+    elif command[0] == "python":
+        done = subprocess.run(
+            [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
     else:
         pytest.fail(f"nothing checks {command}")
 
