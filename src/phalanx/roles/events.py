@@ -16,7 +16,8 @@ class EventKind(enum.StrEnum):
     """`operation` and `failed`: an operation began, or did not end well. `state`: a replica moved.
 
     `generation`: a replica is started, anew after the first time. `published`: a new revision.
-    `weights`: a version arrived at a replica. `waiting`: a replica waits for the trainer's weights.
+    `weights`: a version arrived at a replica. `waiting`: a replica waits for the trainer's weights,
+    or until requests end.
     `blocked` and `unblocked`: nobody is certain what a replica holds, or somebody is again.
     `phase`: the job was asked for another phase, or is in it. `lease`: who has devices by turns.
     """
