@@ -17,6 +17,7 @@ from phalanx.routing.roles.documents import internal
 from phalanx.routing.roles.resolver import RouterTarget
 from phalanx.routing.roles.snapshot import RoleModel
 from phalanx.wire.discovery import InternalDocument
+from phalanx.wire.phases import PhasesDocument
 
 
 class Requests(msgspec.Struct, frozen=True):
@@ -40,24 +41,31 @@ class RoleView(InternalDocument, frozen=True, kw_only=True):
 
 
 class BoardView(msgspec.Struct, frozen=True):
-    """Events have the newest last."""
+    """Events have the newest last. `phases`: of the job that is followed."""
 
     roles: tuple[RoleView, ...]
     events: tuple[ToldEvent, ...]
+    phases: PhasesDocument | None = None
 
 
 class RoleBoard:
     """For the dashboard."""
 
-    def __init__(self, roles: RoleSet, events: Callable[[], tuple[ToldEvent, ...]]) -> None:
+    def __init__(
+        self,
+        roles: RoleSet,
+        events: Callable[[], tuple[ToldEvent, ...]],
+        phases: Callable[[], PhasesDocument | None],
+    ) -> None:
         self._roles = roles
         self._events = events
+        self._phases = phases
 
     def add_to(self, router: Router) -> None:
         router.add("GET", "/v1/roles", self.board, access=Access.ADMIN)
 
     async def board(self, request: HttpRequest) -> HttpResponse:
-        view = BoardView(tuple(map(role_view, self._roles)), self._events())
+        view = BoardView(tuple(map(role_view, self._roles)), self._events(), self._phases())
         return HttpResponse.json(200, view)
 
 

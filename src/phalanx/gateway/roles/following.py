@@ -23,6 +23,7 @@ from phalanx.routing.roles.documents import snapshot_of
 from phalanx.routing.roles.mirror import RoleMirror
 from phalanx.routing.roles.snapshot import RoleSnapshot
 from phalanx.wire.discovery import decode_internal
+from phalanx.wire.phases import PhasesDocument
 
 logger = logging.getLogger(__name__)
 POLL_S = 20.0
@@ -35,7 +36,7 @@ _FAULTS = (OSError, TimeoutError, InvalidInputError)
 
 class ControlFollower:
     """`run` goes on until it is cancelled. `on_role` is told of each role once its first snapshot
-    has come.
+    has come. `phases` is the last that was told of the job's, None for one that has not.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ControlFollower:
         self._names_fault = "it has not answered yet"
         self._names_wanted = Alarm(clock)
         self._events: deque[ToldEvent] = deque(maxlen=NUM_EVENTS)
+        self.phases: PhasesDocument | None = None
         self._address = f"{control.host}:{control.port}"
         self._name = secrets.token_hex(8)
 
@@ -79,6 +81,7 @@ class ControlFollower:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_events())
+            group.create_task(self._follow_phases())
             retry_s = RETRY_S
             while True:
                 try:
@@ -157,6 +160,17 @@ class ControlFollower:
                     continue
             self._events.extend(event for event in told.events if event.number > known)
             last = told.last
+
+    async def _follow_phases(self) -> None:
+        query = ""
+        while True:
+            try:
+                self.phases = decoded(await self._ask(f"/v1/phases{query}"), PhasesDocument)
+            except _FAULTS:
+                query = ""  # the next answer is not waited for
+                await self._pause(MAX_RETRY_S)
+            else:
+                query = f"?after={self.phases.number}&wait_s={POLL_S:g}"
 
     async def _ask(self, target: str) -> bytes:
         control = self._control

@@ -41,7 +41,9 @@ class Roles:
             unheard = self._follower.unheard
         self._set = RoleSet(relays, unheard)
         self._board = RoleBoard(
-            self._set, lambda: () if self._follower is None else self._follower.events
+            self._set,
+            lambda: () if self._follower is None else self._follower.events,
+            lambda: None if self._follower is None else self._follower.phases,
         )
 
     def add_to(self, router: Router) -> None:
