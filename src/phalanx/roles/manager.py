@@ -219,9 +219,8 @@ class InferenceManager:
         self._role.closed = True
         await self._operations.end()
         pools = self._pools.values()
-        for pool in pools:
-            for slot in pool.all_slots:
-                await slot.end_revival()
+        for slot in [slot for pool in pools for slot in pool.all_slots]:
+            await slot.end_revival()
         withdraw(pools)
         acts = [pool.remove(slot, drain_timeout_s) for pool in pools for slot in pool.all_slots]
         failures = [
@@ -230,10 +229,7 @@ class InferenceManager:
         ]
         self._publish()
         raise_failures(f"role {self.spec.role!r} is not stopped everywhere", failures)
-        # Only now: nothing runs in them any more.
-        groups = self._role.backends.placement_groups
-        own = [group.delete() for group in groups if group.owner is Ownership.MANAGER]
-        raise_failures("placement groups are not deleted", await all_to_their_ends(own))
+        await _delete_own(self._role.backends)  # nothing runs there any more
 
     def _publish(self) -> None:
         models = [pool.shown() for pool in self._pools.values()]
@@ -277,6 +273,13 @@ class InferenceManager:
             )
         pool.slot(engine_id)
         return pool
+
+
+async def _delete_own(backends: Backends) -> None:
+    """The placement groups that the manager owns."""
+    own = [each for each in backends.placement_groups if each.owner is Ownership.MANAGER]
+    failures = await all_to_their_ends(group.delete() for group in own)
+    raise_failures("placement groups are not deleted", failures)
 
 
 def _words(key: tuple[Hashable, ...]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from phalanx.roles.ray_cluster.binder import RayBinder
 from phalanx.roles.ray_cluster.host import HostSettings
 from phalanx.roles.ray_cluster.launcher import RayLauncher
 from phalanx.roles.ray_cluster.machines import NoRoomError
-from phalanx.schema.roles import PlacementMode
+from phalanx.roles.sglang_engine import SGLangEngine
+from phalanx.schema.roles import EngineGroupSpec, PlacementMode
+from tests.roles.control.whole_job import post
 from tests.roles.launching.processes import wait_for_end, watched
-from tests.roles.launching.specs import launch_of
+from tests.roles.launching.specs import launch_of, write_tiny_llama
 from tests.roles.ray_cluster.plans import planned, role_of
 from tests.roles.ray_cluster.running import (
     SERVER,
@@ -115,6 +118,38 @@ def test_i49_a_replica_over_machines_is_its_head_and_dies_with_any_part(cluster,
                 assert said.startswith("part 2 of 2 has ended") and "SIGKILL" in said
                 await replica.stop(0.0)
                 wait_for_end(processes)
+
+    asyncio.run(main())
+
+
+def test_i49_a_real_engine_over_two_machines_answers_from_its_head(cluster, tmp_path):
+    write_tiny_llama(tmp_path)
+    args = {"device": "cpu", "pool_tokens": 4096, "num_threads": 1, "native_operators": "off"}
+    spread = EngineGroupSpec(ranks_per_replica=2, nodes_per_replica=2, engine_args=args)
+    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    role = role_of("rollout", spread, env_vars=local)
+    model = replace(role.models[0], model_path=str(tmp_path))
+
+    async def main() -> None:
+        async with launching(cluster, None, tmp_path / "logs") as launcher:
+            replica = await launcher.launch(launch_of(model))
+            head, follower = replica.parts
+            assert head.node.address != follower.node.address
+            await healthy(replica)
+            async with SGLangEngine(replica.url) as engine:
+                pause = PollPause()
+                while not await engine.ready():
+                    await pause.rest()
+            sent = {"text": "a b", "sampling_params": {"max_new_tokens": 3}}
+            status, answer = await asyncio.to_thread(post, f"{replica.url}/generate", sent)
+            assert status == 200 and answer["meta_info"]["completion_tokens"] == 3
+            with watched(*pids([replica])) as processes:
+                ray.get(ray.remote(kill).options(num_cpus=0).remote(follower.pid))
+                assert "part 2 of 2 has ended" in await replica.exited()
+                await replica.stop(0.0)
+                wait_for_end(processes)
+            assert not groups_there() and not actors_there()
+        await all_free(cluster)
 
     asyncio.run(main())
 
