@@ -75,8 +75,12 @@ class MemberValue:
     def put(self, body: bytes) -> bytes:
         """`body`, which has the member, with the value; put first where it is there more than once."""
         begin = self._begin
-        if begin and body.startswith(begin) and _is_plain(body, self._key, len(begin)):
-            return self._new_begin + body[len(begin) :]
+        if begin and body.startswith(begin):
+            at = len(begin)
+            # Most bodies are plain by this alone.
+            plain = _BACKSLASH not in body and body.find(self._key, at) < 0
+            if plain or _is_plain(body, self._key, at):
+                return self._new_begin + body[at:]
         found = _plain(body, self._key)
         if found is None:
             return self.add(_without(body, self._key))
