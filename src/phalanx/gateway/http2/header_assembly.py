@@ -14,6 +14,7 @@ from phalanx.gateway.http2.frames import (
 )
 
 MAX_CONTINUATIONS = 32
+_EXTRAS = PADDED | HAS_PRIORITY
 
 
 class HeaderBlock(NamedTuple):
@@ -23,26 +24,25 @@ class HeaderBlock(NamedTuple):
 
 
 class HeaderAssembly:
-    """One block at a time: `begin`, then `go_on` until one of them returns it."""
+    """One block at a time: `begin`, then `go_on` until one of them returns it. `open`: a block is
+    not whole, so that nothing else may come.
+    """
 
     def __init__(self, max_bytes: int) -> None:
+        self.open = False
         self._max_bytes = max_bytes
         self._stream_id = 0
         self._last = False
         self._num_frames = 0
         self._parts = bytearray()
 
-    @property
-    def open(self) -> bool:
-        """Whether a block is not whole, so that nothing else may come."""
-        return self._stream_id != 0
-
     def begin(self, flags: int, stream_id: int, payload: bytes) -> HeaderBlock | None:
-        fragment = _without_extras(flags, payload)
+        fragment = _without_extras(flags, payload) if flags & _EXTRAS else payload
         last = bool(flags & END_STREAM)
         if flags & END_HEADERS:
             self._check_size(len(fragment))
             return HeaderBlock(stream_id, fragment, last)
+        self.open = True
         self._stream_id, self._last, self._num_frames = stream_id, last, 0
         self._parts = bytearray(fragment)
         self._check_size(len(fragment))
@@ -62,6 +62,7 @@ class HeaderAssembly:
         if not flags & END_HEADERS:
             return None
         block = HeaderBlock(stream_id, bytes(self._parts), self._last)
+        self.open = False
         self._stream_id, self._parts = 0, bytearray()
         return block
 

@@ -84,7 +84,8 @@ class Inbox:
         }
 
     def data_begins(self, stream_id: int, num_bytes: int) -> None:
-        self._check_order()
+        if not self._settled or self._assembly.open:
+            self._check_order()
         stream = self._streams.known(stream_id, "DATA")
         ended = stream is not None and stream.peer_ended
         self._current = None if ended else stream
@@ -111,7 +112,7 @@ class Inbox:
             self._streams.peer_ended(stream)
 
     def frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind != CONTINUATION and kind != SETTINGS:
+        if (not self._settled or self._assembly.open) and kind not in (CONTINUATION, SETTINGS):
             self._check_order()
         handler = self._handlers.get(kind)
         if handler is None:
