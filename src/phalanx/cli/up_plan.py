@@ -24,6 +24,7 @@ from phalanx.roles.config import JobConfig, parse_job
 from phalanx.roles.contracts import ReplicaLaunch
 from phalanx.roles.engine_command import EnginePrograms, EngineSpan, ListenAddress, engine_command
 from phalanx.roles.job_sections import LauncherKind
+from phalanx.roles.ray_cluster import check_installed
 from phalanx.roles.replica_devices import SimulatedCluster
 from phalanx.schema.roles import (
     EngineGroupSpec,
@@ -77,7 +78,9 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
 
 
 def _check_machines(job: JobConfig) -> None:
-    """Real devices of several machines are out of the local launcher's reach."""
+    """Real devices of several machines are out of the local launcher's reach; a cluster needs Ray."""
+    if job.launcher.kind is LauncherKind.RAY:
+        check_installed()
     if job.plan is None or job.plan.cluster.device_memory_bytes is not None:
         return
     nodes = {bundle.node for group in job.plan.groups for bundle in group.bundles}

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from phalanx import __version__
 from phalanx.errors import ConfigurationError, RoleOperationFailedError
+from phalanx.roles.ray_cluster import missing
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError
 from phalanx.roles.ray_cluster.observed import Place
 
@@ -30,10 +31,7 @@ try:
         PlacementGroupSchedulingStrategy,
     )
 except ImportError as error:
-    raise ConfigurationError(
-        f"launcher: ray needs Ray ({error}); install it with `pip install phalanx[ray]`, here and on"
-        " every machine of the cluster"
-    ) from error
+    raise missing(str(error)) from error
 
 A = TypeVar("A")
 T = TypeVar("T")
