@@ -21,6 +21,7 @@ def numbers(python: Path | str, example: str, *flags: str) -> list[float]:
     return [float(one) for one in re.findall(r"^step \d+: \D*([\d.]+)", ran.stdout, re.MULTILINE)]
 
 
+@pytest.mark.long
 def test_a_plain_torch_loop_brings_the_student_nearer():
     found = numbers(sys.executable, "distill_torch.py", "--steps", "3")
     assert len(found) == 3

@@ -96,7 +96,7 @@ async def sent(
     """What `send` answers, called again under the rules of this module."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + settings.ready_timeout_s
-    resends = settings.resends if harmless else 0
+    resends, is_first = settings.resends if harmless else 0, True
     while True:
         try:
             return await send()
@@ -104,7 +104,8 @@ async def sent(
             left_s = end_s - loop.time()
             if left_s <= 0:
                 raise
-            await _ready(client, route, error, left_s)
+            await _ready(client, route, error, left_s, is_first=is_first)
+            is_first = False
         except (EngineUnavailableError, RequestFailedError) as error:
             if resends == 0 or isinstance(error, DeadlineExceededError):
                 raise
@@ -112,18 +113,18 @@ async def sent(
 
 
 async def _ready(
-    client: AsyncRoleClient, route: Route, error: NoServerError, left_s: float
+    client: AsyncRoleClient, route: Route, error: NoServerError, left_s: float, *, is_first: bool
 ) -> None:
     """Return when it is worth sending the request again; raise `error` where that is never."""
-    if client.is_engine:
+    if client.is_engine or not is_first:
+        # Discovery has no word for it, or has said that the role is ready when it was not.
         await asyncio.sleep(min(error.retry_after_s, left_s))
+    if client.is_engine:
         return
     try:
         await client.wait_ready(route.model, route_key=route.route_key, timeout_s=left_s)
     except DeadlineExceededError as late:
         raise error from late
-    # Ready for the discovery, and refused a moment ago: do not ask in a circle.
-    await asyncio.sleep(0)
 
 
 async def each(

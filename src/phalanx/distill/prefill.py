@@ -13,6 +13,7 @@ import binascii
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ JsonObject = dict[str, object]
 MAX_IDS = 1024
 """Token ids that one request may ask for at every position."""
 BY_POSITION = "token_ids_logprob_by_position"
+_OWN = "input_token_logprobs"
 _CHOSEN = "input_token_ids_logprobs"
 _LOWEST = -3.0e38
 """Stands for minus infinity, which a teacher with masked tokens may answer."""
@@ -114,7 +116,7 @@ def read_scores(
             " score it again"
         )
     length = len(asked.response_ids)
-    values = _Column.read(metas[0], "input_token_logprobs", length, 1)
+    values = _Column.read(metas[0], _OWN, length, 1)
     if values is None:
         raise ScoresMisalignedError(
             "the answer has no input_token_logprobs; the server must know return_logprob and"
@@ -161,7 +163,7 @@ class _Column:
             return None
         if np.isnan(column.scores).any() or np.isposinf(column.scores).any():
             raise ScoresMisalignedError(f"{name} holds a value that is not finite")
-        if width == 1 and name == "input_token_logprobs" and np.isneginf(column.scores).any():
+        if name == _OWN and np.isneginf(column.scores).any():
             raise ScoresMisalignedError(
                 f"{name} holds minus infinity: the model can never say this response"
             )
@@ -184,18 +186,20 @@ class _Column:
     def _listed(cls, rows: object, name: str, length: int, width: int) -> _Column:
         if not isinstance(rows, list) or len(rows) != length + 1:
             raise _count(name, _size(rows), length, width)
-        ids = np.zeros((length, width), np.int32)
-        scores = np.zeros((length, width), np.float32)
-        single = name == "input_token_logprobs"
-        for at, row in enumerate(rows[1:]):
-            entries = [row] if single else row
-            if not isinstance(entries, list) or len(entries) != width:
-                raise ScoresMisalignedError(
-                    f"{name} has {_size(entries)} tokens at position {at}, and {width} were asked for"
-                )
-            for column, entry in enumerate(entries):
-                scores[at, column], ids[at, column] = _entry(name, at, entry)
-        return cls(name, ids, scores)
+        entries = rows[1:] if name == _OWN else _flat(name, rows[1:], width)
+        good = [entry for entry in entries if _is_entry(entry)]
+        if len(good) != len(entries):
+            place = next(at for at, entry in enumerate(entries) if not _is_entry(entry))
+            raise ScoresMisalignedError(
+                f"{name} at position {place // width} of the response is {entries[place]!r:.80}, not"
+                " [log-probability, token id]"
+            )
+        shape = (length, width)
+        return cls(
+            name,
+            np.array([entry[1] for entry in good], np.int32).reshape(shape),
+            np.array([entry[0] for entry in good], np.float32).reshape(shape),
+        )
 
     def check_ids(self, wanted: IdArray) -> None:
         wrong = np.argwhere(self.ids != wanted)
@@ -268,13 +272,25 @@ def _decoded(meta: Mapping[str, object], name: str, kind: str) -> NDArray[np.gen
         raise ScoresMisalignedError(f"{name} cannot be read: {error}") from None
 
 
-def _entry(name: str, at: int, entry: object) -> tuple[float, int]:
-    if isinstance(entry, list) and len(entry) >= 2:
-        value, token = entry[0], entry[1]
-        if isinstance(value, int | float) and type(token) is int and not isinstance(value, bool):
-            return float(value), token
-    raise ScoresMisalignedError(
-        f"{name} at position {at} of the response is {entry!r:.80}, not [log-probability, token id]"
+def _flat(name: str, rows: list[object], width: int) -> list[object]:
+    """The entries of all rows, which are equally long."""
+    entries: list[object] = []
+    for at, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != width:
+            raise ScoresMisalignedError(
+                f"{name} has {_size(row)} tokens at position {at}, and {width} were asked for"
+            )
+        entries += row
+    return entries
+
+
+def _is_entry(entry: object) -> TypeGuard[list[float | int]]:
+    return (
+        isinstance(entry, list)
+        and len(entry) >= 2
+        and type(entry[0]) in (float, int)
+        and type(entry[1]) is int
+        and 0 <= entry[1] < 1 << 31
     )
 
 
