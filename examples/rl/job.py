@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from phalanx.device_ledger import DeviceLedger
 from phalanx.settings import child_environment
 from rl.models import Models
 
@@ -35,14 +38,18 @@ class JobOptions:
     @property
     def arguments(self) -> list[str]:
         """Those of `phalanx up`."""
+        words = [word for each in self.sets for word in ("--set", each)]
+        return ["up", str(self.file), "--name", self.name, *words]
+
+    @property
+    def sets(self) -> list[str]:
         values = {
             "roles.rollout.models.student.model": self.models.student,
             "roles.genrm.models.judge.model": self.models.judge,
             "roles.teacher.models.whole.model": self.models.teacher,
             **self.assigned,
         }
-        sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        return ["up", str(self.file), "--name", self.name, *sets]
+        return [f"{key}={value}" for key, value in values.items()]
 
 
 class Job:
@@ -73,7 +80,27 @@ class Job:
     def told(self) -> str:
         return "".join(self.said)
 
-    def status(self) -> dict[str, object]:
+    @cached_property
+    def control_url(self) -> str:
+        return str(self._status["control_url"])
+
+    @cached_property
+    def gateway_url(self) -> str:
+        return str(self._status["gateway_url"])
+
+    @cached_property
+    def trainer_environment(self) -> dict[str, str]:
+        """What tells the trainer its devices."""
+        return dict(self._status["trainer_environment"])
+
+    @cached_property
+    def ledger(self) -> DeviceLedger:
+        """Of the job's simulated devices."""
+        file, _, _ = self.trainer_environment["PHALANX_SIMULATED_DEVICES"].rpartition(":")
+        return DeviceLedger(Path(file))
+
+    @cached_property
+    def _status(self) -> dict[str, Any]:
         """What `phalanx status` says of it."""
         done = subprocess.run(
             [PHALANX, "status", "--json", "--name", self.options.name],
@@ -117,6 +144,7 @@ def start_trainer(
     with log.open("a") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", "rl.trainer", *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -94,10 +94,11 @@ class Watcher:
             self.timeline.peaks = self._ledger.peaks()
 
     def _watch_phases(self) -> None:
-        number, phase, batch, start_s = -1, "", "", 0.0
+        number: int | None = None
+        phase, batch, start_s = "", "", 0.0
         while not self._end.is_set():
             try:
-                document = self._client.wait(number)
+                document = self._client.phases() if number is None else self._client.wait(number)
             except PhalanxError:
                 # The job has ended, or this was closed.
                 break

@@ -20,11 +20,13 @@ import msgspec
 
 from phalanx.client import AsyncPhaseClient, AsyncRoleClient
 from phalanx.distill import (
+    AskingSettings,
     DiskStore,
     Grading,
     RolloutSettings,
     RolloutWorkload,
     Sample,
+    ScorerSettings,
     Scoring,
     TeacherScorer,
 )
@@ -32,10 +34,14 @@ from phalanx.distill.loop import DistillLoop, LoopParts, LoopPlan
 from phalanx.distill.loop_events import LoopEvent
 from phalanx.distill.training import Checkpoint
 from phalanx.errors import RequestFailedError
-from rl.grading import TOP_K, judges_messages, prompts, reward
+from rl.grading import QUESTIONS, TOP_K, judges_messages, prompts, reward
 from rl.learner import Learner, LearnerSettings, own_devices
 
 STUDENT = "student"
+ATTEMPTS = 20
+"""At a phase: a job that is started anew takes a while."""
+ASKING = AskingSettings(ready_timeout_s=5.0)
+"""Roles are ready in their phases; where one is not for so long, its phase is entered again."""
 
 
 class Weights:
@@ -86,10 +92,17 @@ def tell(event: LoopEvent) -> None:
     print(json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}), flush=True)
 
 
+def tell_and_wait(event: LoopEvent) -> None:
+    """Nothing goes on before whoever reads it answers with a line."""
+    tell(event)
+    if not sys.stdin.readline():
+        raise SystemExit("whoever paced this has ended")
+
+
 async def run(given: argparse.Namespace) -> None:
     settings = LearnerSettings(learning_rate=given.learning_rate)
     learner = Learner(given.student, given.out / "checkpoints", settings, own_devices())
-    asked = prompts(str(given.student))
+    asked = prompts(str(given.student))[: given.questions]
     async with AsyncExitStack() as stack:
         store = stack.enter_context(DiskStore(given.out / "batches"))
         phases = await stack.enter_async_context(AsyncPhaseClient(given.control))
@@ -103,11 +116,13 @@ async def run(given: argparse.Namespace) -> None:
             workload=_workload(given, rollout, judge),
             trainer=Recorded(learner, given.out / "records"),
             prompts=lambda step: asked,
-            teacher=TeacherScorer(teacher),
+            teacher=TeacherScorer(teacher, ScorerSettings(asking=ASKING)),
             weights=Weights(given.control),
         )
         scoring = {Scoring.JUDGE: "genrm", Scoring.TEACHER: "teacher"}
-        await DistillLoop(parts, LoopPlan(scoring=scoring), tell).run(given.steps)
+        on_event = tell_and_wait if given.paced else tell
+        plan = LoopPlan(scoring=scoring, attempts=ATTEMPTS)
+        await DistillLoop(parts, plan, on_event).run(given.steps)
 
 
 def _workload(
@@ -119,9 +134,10 @@ def _workload(
         seed=given.seed,
         sampling={"temperature": 1.0},
         top_logprobs=TOP_K,
+        asking=ASKING,
     )
     sampling = {"temperature": 0, "max_new_tokens": 8, "sampling_seed": given.seed}
-    grading = Grading(judges_messages, reward, sampling=sampling)
+    grading = Grading(judges_messages, reward, sampling=sampling, asking=ASKING)
     return RolloutWorkload(rollout, settings, judge=judge, grading=grading)
 
 
@@ -132,10 +148,14 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--student", required=True, type=Path, help="its first checkpoint")
     parser.add_argument("--out", required=True, type=Path, help="checkpoints, batches, records")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=2, help="of each prompt")
-    parser.add_argument("--tokens", type=int, default=20, help="of each sample, at most")
+    parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="the first of them")
+    parser.add_argument("--samples", type=int, default=4, help="answers to each question")
+    parser.add_argument("--tokens", type=int, default=20, help="of an answer, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=LearnerSettings.learning_rate)
+    parser.add_argument(
+        "--paced", action="store_true", help="wait for a line on stdin after each event"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,20 @@
+"""The demo's folder is on the path, as it is for the demo."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
+if EXAMPLES not in sys.path:
+    sys.path.insert(0, EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Random ones of two layers."""
+    from rl.models import tiny_models
+
+    return tiny_models(tmp_path_factory.mktemp("models"))
