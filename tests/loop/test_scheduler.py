@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import pytest
 
@@ -143,8 +144,24 @@ def test_a_prompt_gets_on_beside_more_decode_rows_than_the_budget():
         queue.add(1, total=9)
     history = run_steps(queue, 12, Budget(4, 8))
     assert all(sum(step.values()) == 4 for step in history)
-    assert [step.get("r0", 0) for step in history[:3]] == [1, 0, 1]
-    assert {sum(f"r{index}" in step for step in history) for index in range(1, 5)} <= {10, 11}
+    assert [step.get("r0", 0) for step in history[:3]] == [2, 0, 2]
+    assert {sum(f"r{index}" in step for step in history) for index in range(1, 5)} <= {8, 9}
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 16])
+def test_work_is_never_cut_to_a_single_token(tokens):
+    """Neither now nor in the step that takes the rest: other operators compute single tokens."""
+    for lengths in product(range(1, 9), repeat=3):
+        queue = Queue()
+        for length in (*lengths, 1, 1):
+            queue.add(length)
+        for step in run_steps(queue, 4, Budget(tokens, 9)):
+            for name, length in zip(("r0", "r1", "r2"), lengths, strict=True):
+                span = step.get(name, 0)
+                assert (span != 1 or length == 1) and length - span != 1 or span == 0, (
+                    lengths,
+                    step,
+                )
 
 
 def test_whoever_is_due_is_in_every_step():

@@ -14,7 +14,7 @@ from phalanx.schema.generate import GenerateRequest, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
 from tests.models.driver import Drive, load
 
-EXACT = {"native_operators": "required", "prefix_cache": False, "max_step_tokens": 2048}
+EXACT = {"native_operators": "required", "prefix_cache": False}
 NUM_REQUESTS = 8
 
 needs_native = pytest.mark.skipif(
@@ -71,9 +71,10 @@ def test_outputs_are_bit_equal_whatever_arrives_when(llama_dir):
     wanted = requests()
     model = load(llama_dir, native_operators="required")
     alone = [Drive(model, pool_tokens=4096, **EXACT).run(one)[0] for one in wanted]
-    for seed in range(4):
+    for seed, step_tokens in enumerate((512, 4, 16, 33)):
         chosen = random.Random(seed)
-        drive = Drive(model, pool_tokens=4096, max_batch_size=1 + 3 * seed, **EXACT)
+        bounds = {"max_batch_size": 1 + 3 * seed, "max_step_tokens": step_tokens}
+        drive = Drive(model, pool_tokens=4096, **bounds, **EXACT)
         order = chosen.sample(range(NUM_REQUESTS), NUM_REQUESTS)
         for at in order:
             drive.start(str(at), wanted[at])

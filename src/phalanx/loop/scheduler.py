@@ -1,10 +1,12 @@
 """Which rows the next step computes: a pure function of what the loop holds.
 
 Rows of one token (decode) come first, then chunks of longer work under the token budget, in turns
-among equals. The request whose turn is oldest is in every step, however many rows compete: so none
-starves. Waiting requests are admitted in order as long as everything admitted could finish its
-present work in the memory there is; the first that does not fit holds the ones behind it. Who is
-held by something outside keeps its place and its memory, and is in no step.
+among equals. Work of several tokens is never cut to a single one, which other operators may compute,
+and round otherwise: so where it is cut changes nothing. The request whose turn is oldest is in every
+step, however many rows compete: so none starves. Waiting requests are admitted in order as long as
+everything admitted could finish its present work in the memory there is; the first that does not fit
+holds the ones behind it. Who is held by something outside keeps its place and its memory, and is in
+no step.
 """
 
 from __future__ import annotations
@@ -103,17 +105,29 @@ def _fill(
     candidates: Sequence[LoopRequest], due: LoopRequest, budget: Budget, max_rows: int
 ) -> tuple[tuple[LoopRequest, int], ...]:
     """Rows with their spans. `due` is among them whatever the others take."""
-    share = 1 if due.work.divisible else due.work.remaining
+    share = due.work.remaining
+    if due.work.divisible:
+        share = min(share if share <= 3 else 2, budget.max_step_tokens)
     tokens, places = budget.max_step_tokens - share, max_rows - 1
     rows: list[tuple[LoopRequest, int]] = []
     for request in sorted(candidates, key=lambda one: (one.work.remaining > 1, *_turn(one))):
         if request is due:
             tokens, places = tokens + share, places + 1
         wanted = request.work.remaining
-        span = min(wanted, tokens) if request.work.divisible else wanted
+        span = _chunk(wanted, tokens) if request.work.divisible else wanted
+        if request is due:
+            span = span or share
         if request is due or (1 <= span <= tokens and places > 0):
             rows.append((request, span))
             tokens, places = tokens - span, places - 1
     # Single tokens first: attention treats them as one batch.
     rows.sort(key=lambda row: (row[1] > 1, row[0].rank))
     return tuple(rows)
+
+
+def _chunk(wanted: int, tokens: int) -> int:
+    """How much of divisible work fits into `tokens`, with neither it nor the rest a single token."""
+    if wanted <= tokens:
+        return wanted
+    span = tokens - 1 if wanted - tokens == 1 else tokens
+    return span if span > 1 else 0
