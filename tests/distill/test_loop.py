@@ -347,6 +347,28 @@ def test_samples_of_older_weights_are_made_anew(tmp_path):
     asyncio.run(run())
 
 
+def test_a_job_that_began_anew_gets_the_weights_again(tmp_path):
+    """It was started again from its file while the student rolled out."""
+
+    async def run():
+        async with engines() as toys:
+            trainer, store = DigestTrainer(tmp_path), MemoryStore()
+            await train(urls(toys), trainer, store, 1)
+            lost = ["stale"]
+
+            class BegunAnew(LoggedPhases):
+                async def enter(self, phase: str, batch: str, /) -> None:
+                    if lost:
+                        toys[0].version = lost.pop()
+
+            last = await train(urls(toys), trainer, store, 2, phases=BegunAnew(trainer))
+            assert last.step == 2
+            # At the start, in the second attempt at the rollout, and after the step.
+            assert toys[0].updates == ["v1", "v1", "v1", "v2"]
+
+    asyncio.run(run())
+
+
 def test_a_lost_checkpoint_is_told(tmp_path):
     async def run():
         async with engines() as toys:

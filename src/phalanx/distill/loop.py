@@ -142,11 +142,11 @@ class DistillLoop:
             )
         if batch.stage is Stage.COLLECTING:
             await self._in_phase(
-                self.plan.rollout, batch, lambda: self._collect(batch, step, before)
+                self.plan.rollout, batch, lambda: self._collect(batch, step, before), before
             )
         for what, phase in self.plan.scoring.items():
             if what in batch.missing:
-                await self._in_phase(phase, batch, partial(self._score, batch, what))
+                await self._in_phase(phase, batch, partial(self._score, batch, what), before)
         await batch.validate()
         checkpoint = await self._in_phase(self.plan.train, batch, lambda: self._train(batch, step))
         await self._push(checkpoint)
@@ -197,12 +197,21 @@ class DistillLoop:
             await self._parts.phases.release(self.plan.trainer_id)
 
     async def _in_phase(
-        self, phase: str, batch: DeferredBatch, work: Callable[[], Awaitable[_T]]
+        self,
+        phase: str,
+        batch: DeferredBatch,
+        work: Callable[[], Awaitable[_T]],
+        before: Checkpoint | None = None,
     ) -> _T:
-        """What `work` answers, in `phase`, which is entered again where it failed in passing."""
+        """What `work` answers, in `phase`, which is entered again where it failed in passing; the
+        student then gets the weights of `before` again.
+        """
         for attempt in range(self.plan.attempts):
             try:
                 await self._enter(phase, batch.batch_id)
+                if attempt and before is not None and phase != self.plan.train:
+                    # A job that has begun anew serves the weights of its file.
+                    await self._push(before)
                 return await work()
             except DeadlineExceededError:
                 raise
