@@ -121,10 +121,10 @@ def test_a_node_that_is_named_as_a_machine_is_that_one():
 
 
 def test_the_smallest_gap_that_fits_is_taken():
-    busy = Machine("id-2", A.address, A.host_name, 4, 2)
-    assert assign({"x": 2}, [B, busy]) == {"x": busy}
-    assert assign({"x": 3}, [B, busy]) == {"x": B}
-    assert assign({"x": 1, "y": 4}, [B, busy]) == {"x": busy, "y": B}
+    busy = Machine("id-3", B.address, B.host_name, 4, 2)
+    assert assign({"x": 2}, [A, busy]) == {"x": busy}
+    assert assign({"x": 3}, [A, busy]) == {"x": A}
+    assert assign({"x": 1, "y": 4}, [A, busy]) == {"x": busy, "y": A}
 
 
 def test_what_is_missing_is_said_in_numbers():
