@@ -2,12 +2,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo demo-robot demo-roles test check lint test-long setup clean
+.PHONY: help demo demo-robot demo-roles demo-rl test check lint test-long setup clean
 
 help:
 	@echo "make demo       serve a small language model here and talk to it"
 	@echo "make demo-robot drive a robot through the gateway with LeRobot's own client"
 	@echo "make demo-roles a student, a judge and a teacher behind one gateway: asked, put to sleep, scaled"
+	@echo "make demo-rl    distil a teacher into a student, on four devices and on one by turns"
 	@echo "make test       everything that must hold before a change goes in (= make check)"
 	@echo "make test-long  fault injection, fuzzing, real peers: minutes more"
 	@echo "make lint       format, lint, types and layering alone"
@@ -26,6 +27,9 @@ demo-robot: setup
 
 demo-roles: setup
 	@$(BIN)/python examples/roles_demo.py
+
+demo-rl: setup
+	@$(BIN)/python examples/rl_demo.py
 
 # One torch thread: two of them on a busy two-core machine can be ten times slower.
 check test-long: export OMP_NUM_THREADS := 1

@@ -223,9 +223,9 @@ def stopped_by_signals() -> Iterator[None]:
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rl_demo.py", description=__doc__)
     parser.add_argument("--placement", choices=(*PLACEMENTS, "both"), default="both")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--samples", type=int, default=4, help="answers to each question")
-    parser.add_argument("--tokens", type=int, default=20, help="of an answer, at most")
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out", type=Path, help="where checkpoints, batches and the picture go; goes on there"

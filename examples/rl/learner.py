@@ -38,9 +38,9 @@ class LearnerSettings:
     teacher's already.
     """
 
-    trained_layers: int = 8
-    learning_rate: float = 5e-5
-    num_updates: int = 2
+    trained_layers: int = 12
+    learning_rate: float = 1e-4
+    num_updates: int = 3
     part_size: int = 4
     reward_weight: float = 0.5
     max_gradient_norm: float = 1.0

@@ -22,7 +22,7 @@ from phalanx.settings import cache_dir
 WHOLE = "smollm2-135m"
 SEPARATE = "smollm2-135m-separate"
 """The same weights under the names that transformers reads."""
-STUDENT_LAYERS = 24
+STUDENT_LAYERS = 12
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -40,7 +40,7 @@ def smollm_models(num_layers: int = STUDENT_LAYERS) -> Models:
     place = cache_dir() / "checkpoints" / f"{WHOLE}-lower-{num_layers}"
     if not place.exists():
         source = prepared_checkpoint(SEPARATE)
-        _make(place, lambda made: _keep_lower_layers(source, made, num_layers))
+        _make(place, lambda made: keep_lower_layers(source, made, num_layers))
     prepared_checkpoint(WHOLE)
     return Models(str(place), WHOLE, WHOLE)
 
@@ -58,7 +58,7 @@ def tiny_models(folder: Path) -> Models:
     return Models(*places)
 
 
-def _keep_lower_layers(source: Path, target: Path, num_layers: int) -> None:
+def keep_lower_layers(source: Path, target: Path, num_layers: int) -> None:
     """The checkpoint without the layers above, and everything else of it."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if not 1 <= num_layers <= config["num_hidden_layers"]:

@@ -147,10 +147,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gateway", required=True, help="the job's gateway_url")
     parser.add_argument("--student", required=True, type=Path, help="its first checkpoint")
     parser.add_argument("--out", required=True, type=Path, help="checkpoints, batches, records")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="the first of them")
     parser.add_argument("--samples", type=int, default=4, help="answers to each question")
-    parser.add_argument("--tokens", type=int, default=20, help="of an answer, at most")
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=LearnerSettings.learning_rate)
     parser.add_argument(
