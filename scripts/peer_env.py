@@ -96,6 +96,8 @@ PEERS = {
             "opencv-python-headless<5",
             "einops<0.9",
             "gymnasium<2",
+            "Pillow<13",
+            "requests<3",
             "transformers==5.5.4",
             "scipy<2",
         ),
