@@ -72,6 +72,7 @@ def test_requests_that_ended_long_before_the_others_are_in_no_rate():
     ended(traffic, 0.1, started_s=clock.monotonic_s())
     clock.advance(100)
     ended(traffic, 0.1, started_s=clock.monotonic_s())
+    assert traffic.of("s").per_second == (0,) * 60
     clock.advance(1)
     assert traffic.of("s").per_second == (*[0] * 59, 1)
     assert traffic.of("s").num_requests == 2
