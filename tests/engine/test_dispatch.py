@@ -239,7 +239,7 @@ def main():
 """
 
 
-@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("guarded", [pytest.param(True, marks=pytest.mark.long), False])
 def test_r34_workers_import_the_main_module_anew(guarded, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
