@@ -64,6 +64,24 @@ def test_a_note_that_is_torn_is_none_and_the_next_takes_its_place(tmp_path, kept
         assert set(store.load("one").notes) == wanted
 
 
+def test_what_lies_behind_a_damaged_note_does_not_come_back(tmp_path):
+    """The next note is as long as the damaged one, and what follows it would be whole."""
+    samples = stored_samples()
+    with DiskStore(tmp_path) as store:
+        store.save(COLLECTING)
+        store.note("one", samples[:3])
+    [path] = tmp_path.glob("*.notes")
+    data = bytearray(path.read_bytes())
+    first, second = (len(framed(one)) for one in samples[:2])
+    assert second == len(framed(samples[3]))
+    data[first + second - 1] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with DiskStore(tmp_path) as store:
+        store.note("one", samples[3:])
+    with DiskStore(tmp_path) as store:
+        assert set(store.load("one").notes) == {samples[0].sample_id, samples[3].sample_id}
+
+
 def framed(sample) -> bytes:
     from phalanx.distill.stores.records import framed as record
 
@@ -123,7 +141,7 @@ KILLED = Path(__file__).with_name("killed_store.py")
 STEPS = 28
 
 
-@pytest.mark.parametrize("nth", [*range(1, 26, 6)])
+@pytest.mark.parametrize("nth", [4, 10, 19, 25])
 def test_killed_at_a_write_the_store_is_as_before_it_or_as_after_it(tmp_path, nth):
     """The process kills itself at its `nth` system call that changes a file, and prints what it had
     done by then; whatever it was at work on is whole or not there."""
