@@ -126,11 +126,11 @@ def test_a_prompt_that_is_only_scored_makes_its_pages_known(tiny):
 
 def test_completions_of_one_prompt_compute_it_once(tiny):
     drive = Drive(tiny, max_step_tokens=48)
-    ids = tuple(range(3, 52))
+    ids = tuple(range(3, 53))
     [output] = drive.run(request_of(ids, n=4, temperature=1.0, ignore_eos=True))
-    assert (output.prompt_tokens, output.cached_tokens) == (49, 0)
+    assert (output.prompt_tokens, output.cached_tokens) == (50, 0)
     statistics = drive.service.statistics()
-    assert (statistics.num_prompt_tokens, statistics.num_cached_tokens) == (49 + 3, 3 * 48)
+    assert (statistics.num_prompt_tokens, statistics.num_cached_tokens) == (50 + 3 * 2, 3 * 48)
 
 
 def test_an_answer_and_its_prompt_begin_the_next_turn(tiny):
