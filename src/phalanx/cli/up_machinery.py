@@ -52,7 +52,7 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
         ray_job = await RayJob.open(place.name, given, job.plan, programs, logs)
     try:
         launcher = ray_job.launcher
-        yield _machinery(
+        made = _machinery(
             job,
             place,
             launcher,
@@ -60,6 +60,8 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
             ray_job.groups_of,
             ray_job.shared_groups,
         )
+        told = DeviceView(job.plan, of_trainer=ray_job.trainer_environment())
+        yield dataclasses.replace(made, devices=told)
     finally:
         ray_job.close()
 

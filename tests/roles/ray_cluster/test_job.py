@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.device_ledger import DeviceLedger
 from phalanx.roles.calls import PollPause
 from tests.roles.control.whole_job import ENGINE, WholeJob, post, whole_job
 from tests.roles.launching.processes import wait_for_end, watched
@@ -31,7 +32,7 @@ def job_file(folder: Path, address: str, devices: int = 4, wanted: int = 1) -> P
     file = folder / "job.yaml"
     file.write_text(
         f"placement: {{mode: split, nodes: 1, devices_per_node: {devices},"
-        " device_memory_mib: 200}\n"
+        " device_memory_mib: 200, trainer_devices: 1}\n"
         f"launcher: {{kind: ray, address: '{address}', namespace: jobs, deadline_s: 1}}\n"
         "gateway: {http_port: 0}\n"
         "log: {directory: ./logs}\n"
@@ -78,7 +79,9 @@ def test_i74_a_job_runs_on_the_cluster_and_deletes_what_it_made(file, cluster, t
         status, answer = post(f"{gateway}/rollout/generate", sent)
         assert status == 200 and answer["meta_info"]["completion_tokens"] == 2
         (ledger,) = (tmp_path / "logs").glob("devices-*")
-        assert ledger.stat().st_size > 0
+        assert {held.owner for held in DeviceLedger(ledger).held()} == {"rollout/student/0"}
+        trainer = job.status()["trainer_environment"]["PHALANX_SIMULATED_DEVICES"]
+        assert trainer == f"{ledger}:1@trainer"
         with watched(pid) as processes:
             job.process.send_signal(signal.SIGINT)
             assert job.ended() == 0
@@ -103,7 +106,7 @@ def test_i72_a_refused_plan_has_made_nothing(file, machines, cluster, tmp_path):
     with whole_job(job_file(tmp_path, machines.address, 1, 2), tmp_path / "cache") as job:
         assert job.ended() == 2
         assert "launcher" not in "".join(job.lines)
-    with whole_job(job_file(tmp_path, machines.address, 5, 5), tmp_path / "cache") as job:
+    with whole_job(job_file(tmp_path, machines.address, 6, 5), tmp_path / "cache") as job:
         assert job.ended() == 1
-        assert "it needs 5 devices (5 on node-0), and the cluster has 8 free" in "".join(job.lines)
+        assert "it needs 6 devices (6 on node-0), and the cluster has 8 free" in "".join(job.lines)
     assert (actors_there(), groups_there()) == before

@@ -117,7 +117,9 @@ class EngineHost:
         # The devices are this machine's, and not those that were planned.
         bare = replace(launch, group=replace(launch.group, placement=None))
         command = engine_command(bare, address, self._settings.programs, span=order.span)
-        environment = {**command.environment, **_devices(order)}
+        owner = f"{launch.role}/{launch.engine_id}"
+        devices = told_devices(order.devices, order.ledger, owner)
+        environment = {**command.environment, **devices}
         if _SET_BY_RAY not in launch.model.env_vars:
             environment.pop(_SET_BY_RAY, None)
         log_dir = Path(self._settings.log_dir)
@@ -144,14 +146,12 @@ def make_ledger(ledger: Ledger) -> str:
     return ""
 
 
-def _devices(order: Order) -> dict[str, str]:
-    """What its processes are told of its devices, as `replica_devices` says it."""
-    launch, ledger = order.launch, order.ledger
+def told_devices(devices: tuple[int, ...], ledger: Ledger | None, owner: str) -> dict[str, str]:
+    """What a process on a machine is told of its devices there, as `replica_devices` says it."""
     if ledger is None:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, order.devices))}
-    owner = f"{launch.role}/{launch.engine_id}"
-    told = SimulatedDevices(Path(ledger.file), order.devices, owner)
-    return {"PHALANX_DEVICE": "cpu", **told.variable()}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    simulated = SimulatedDevices(Path(ledger.file), devices, owner)
+    return {"PHALANX_DEVICE": "cpu", **simulated.variable()}
 
 
 def _bracketed(address: str) -> str:

@@ -15,9 +15,10 @@ from phalanx.roles.job_sections import LauncherSection
 from phalanx.roles.ray_cluster.binder import DEADLINE_S, BoundPlacement, RayBinder
 from phalanx.roles.ray_cluster.cluster import NAMESPACE, RayCluster
 from phalanx.roles.ray_cluster.groups import RayPlacementGroup
-from phalanx.roles.ray_cluster.host import HostSettings, Ledger, make_ledger
+from phalanx.roles.ray_cluster.host import HostSettings, Ledger, make_ledger, told_devices
 from phalanx.roles.ray_cluster.launcher import RayLauncher
-from phalanx.schema.job_placement import PlacementPlan
+from phalanx.roles.ray_cluster.observed import parts_of
+from phalanx.schema.job_placement import ACTOR_GROUP, TRAINER, PlacementPlan
 from phalanx.schema.roles import Ownership
 
 
@@ -25,9 +26,15 @@ class RayJob:
     """Opened and closed in one event loop. Whatever ends its process, Ray ends all of it."""
 
     def __init__(
-        self, cluster: RayCluster, bound: BoundPlacement | None, launcher: RayLauncher
+        self,
+        cluster: RayCluster,
+        bound: BoundPlacement | None,
+        launcher: RayLauncher,
+        ledgers: Mapping[str, Ledger],
     ) -> None:
+        """`ledgers` are by node ids."""
         self.launcher = launcher
+        self._ledgers = ledgers
         self._cluster = cluster
         self._bound = bound
 
@@ -65,7 +72,8 @@ class RayJob:
             cluster.close()
             raise
         settings = HostSettings(str(logs), programs, given.first_port)
-        return cls(cluster, bound, RayLauncher(cluster, bound, settings, name, ledgers))
+        launcher = RayLauncher(cluster, bound, settings, name, ledgers)
+        return cls(cluster, bound, launcher, ledgers)
 
     def groups_of(self, role: str) -> tuple[RayPlacementGroup, ...]:
         """Those that the manager of a role deletes."""
@@ -75,6 +83,19 @@ class RayJob:
     def shared_groups(self) -> tuple[RayPlacementGroup, ...]:
         """Those that the control process deletes, when every manager has ended."""
         return () if self._bound is None else self._bound.owned_by(Ownership.CONTROLLER)
+
+    def trainer_environment(self) -> dict[str, str]:
+        """What tells the trainer's program its devices on its machine; nothing where it has none, or
+        several machines.
+        """
+        if self._bound is None or not self._bound.plan.trainer_bundles:
+            return {}
+        places = self._bound.groups[ACTOR_GROUP].places
+        parts = parts_of([places[index] for index in self._bound.plan.trainer_bundles])
+        if len(parts) > 1:
+            return {}
+        (part,) = parts
+        return told_devices(part.devices, self._ledgers.get(part.node_id), TRAINER)
 
     def close(self) -> None:
         """Disconnect; a cluster that was started for the job ends."""
