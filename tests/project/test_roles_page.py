@@ -14,8 +14,6 @@ import typer
 
 from phalanx.cli.main import app
 from phalanx.roles.control_app import ControlApi
-from phalanx.roles.coordination.coordinator import LifecycleCoordinator
-from phalanx.roles.coordination.schedule import schedule_of
 from phalanx.roles.events import EventLog
 from phalanx.roles.job_sections import (
     ControlSection,
@@ -30,7 +28,7 @@ from phalanx.roles.job_sections import (
 )
 from phalanx.schema.roles import DeploymentSpec, RoutingSpec
 from phalanx.testing.clock import ManualClock
-from phalanx.testing.phase_fakes import FakeProcesses, MemoryJournal
+from tests.roles.coordination.case import plain_coordinator
 
 PAGE = (Path(__file__).parents[2] / "docs" / "roles.md").read_text(encoding="utf-8")
 ROLE, MODEL = "roles.ROLE", "roles.ROLE.models.MODEL"
@@ -118,9 +116,7 @@ def test_every_command_and_flag_is_shown():
 def test_every_route_of_the_control_process_is_listed():
     clock = ManualClock()
     events = EventLog(clock)
-    coordinator = LifecycleCoordinator(
-        schedule_of(None, ()), {}, MemoryJournal(), FakeProcesses(), clock, events
-    )
+    coordinator = plain_coordinator({}, clock, events)
     api = ControlApi(
         {}, coordinator, events, epoch="", describe=lambda: None, stop=lambda now: None
     )

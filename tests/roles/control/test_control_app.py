@@ -14,19 +14,16 @@ from phalanx.clock import Clock
 from phalanx.roles.config import parse_job
 from phalanx.roles.control_app import ControlApi
 from phalanx.roles.control_messages import Job, JobStage, RoleStatus
-from phalanx.roles.coordination.coordinator import LifecycleCoordinator
-from phalanx.roles.coordination.schedule import schedule_of
-from phalanx.roles.coordination.tenants import RoleTenant
 from phalanx.roles.events import EventLog
 from phalanx.roles.manager import InferenceManager
 from phalanx.roles.publication import initial_content
 from phalanx.routing.roles.documents import internal
 from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.testing.clock import ManualClock
-from phalanx.testing.phase_fakes import FakeProcesses, MemoryJournal
 from phalanx.testing.role_fakes import FakeRoleWorld
 from phalanx.testing.virtual_time import run_virtual
 from phalanx.wire.discovery import InternalDocument
+from tests.roles.coordination.case import plain_coordinator
 
 FILE = """
 roles:
@@ -53,17 +50,9 @@ class App:
             )
             for spec in parse_job(FILE, "r.yaml").roles
         }
-        self.coordinator = LifecycleCoordinator(
-            schedule_of(None, [manager.spec for manager in self.managers.values()]),
-            {name: RoleTenant(manager) for name, manager in self.managers.items()},
-            MemoryJournal(),
-            FakeProcesses(),
-            clock,
-            self.events,
-        )
         api = ControlApi(
             self.managers,
-            self.coordinator,
+            plain_coordinator(self.managers, clock, self.events),
             self.events,
             epoch="e1",
             describe=self.describe,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 
 from phalanx.roles.coordination.coordinator import LifecycleCoordinator
 from phalanx.roles.coordination.journal import Journal
-from phalanx.roles.coordination.schedule import Schedule
+from phalanx.roles.coordination.schedule import Schedule, schedule_of
+from phalanx.roles.coordination.tenants import RoleTenant
 from phalanx.roles.events import EventLog
 from phalanx.schema.job_placement import TRAINER, PhaseSpec
 from phalanx.schema.roles import PlacementMode
@@ -108,3 +109,15 @@ async def until(log: list[str], words: str) -> None:
 
 def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
     run_virtual(scenario())
+
+
+def plain_coordinator(managers, clock, events) -> LifecycleCoordinator:
+    """Of a job whose roles all stay, without a file or a process."""
+    return LifecycleCoordinator(
+        schedule_of(None, [manager.spec for manager in managers.values()]),
+        {name: RoleTenant(manager) for name, manager in managers.items()},
+        MemoryJournal(),
+        FakeProcesses(),
+        clock,
+        events,
+    )

@@ -19,10 +19,11 @@ from phalanx.errors import (
     RoleOperationRefusedError,
 )
 from phalanx.roles.coordination.board import PhaseBoard
+from phalanx.roles.coordination.book import PhaseBook
 from phalanx.roles.coordination.journal import Journal
 from phalanx.roles.coordination.order import PhaseOrder
 from phalanx.roles.coordination.phase_operations import Act, PhaseOperations, RunningOperation
-from phalanx.roles.coordination.record import OperationRecord, Outcome, PhaseState
+from phalanx.roles.coordination.record import Outcome
 from phalanx.roles.coordination.resuming import resume
 from phalanx.roles.coordination.schedule import Schedule
 from phalanx.roles.coordination.steps import BEGIN, CLEAR, END, PUBLISH, Step
@@ -76,8 +77,9 @@ class LifecycleCoordinator:
         trainer = Trainer(remembered.state.trainer, processes, self._trainer_ended)
         self._turns = Turns(schedule, tenants, trainer, self._tell)
         self._board = PhaseBoard(schedule, remembered.state)
-        self._put(remembered.state)
-        self._journal.begin(replace(remembered, state=self._board.state))
+        self._book = PhaseBook(schedule, tenants, self._turns, self._board, journal)
+        self._book.put(remembered.state)
+        journal.begin(replace(remembered, state=self._book.state))
 
     @property
     def document(self) -> PhasesDocument:
@@ -109,7 +111,7 @@ class LifecycleCoordinator:
         meaning = f"enter {asked.phase!r} of batch {asked.batch!r}"
 
         def begin() -> tuple[RunningOperation, Act]:
-            index = self._order.check(self._board.state, asked.phase, asked.batch)
+            index = self._order.check(self._book.state, asked.phase, asked.batch)
             phase = self._order.phases[index]
             self._turns.check_free(phase)
             return self._operation(meaning, phase.name, lambda: self._enter(asked, phase, index))
@@ -164,7 +166,7 @@ class LifecycleCoordinator:
     def look_again(self) -> None:
         """Somebody has done something to a replica, which may have ended an uncertainty."""
         if not self._is_changing and self._turns.look_again():
-            self._save()
+            self._book.save()
 
     async def close(self) -> None:
         """No operation begins any more, and what runs is cancelled: what it has begun is to be
@@ -195,12 +197,12 @@ class LifecycleCoordinator:
             self._note(running, Outcome.BEGUN)
             self._tell("", EventKind.PHASE, f"{running.meaning}: begun")
             await act()
-            self._settle()
+            self._book.settle()
             self._note(running, Outcome.DONE)
             self._tell("", EventKind.PHASE, f"{running.meaning}: done")
         except PhalanxError as error:
             self._tell("", EventKind.PHASE, f"{running.meaning}: failed: {error}")
-            self._settle()
+            self._book.settle()
             self._note(running, Outcome.FAILED, str(error))
             raise
         finally:
@@ -208,23 +210,23 @@ class LifecycleCoordinator:
 
     async def _enter(self, asked: Enter, phase: PhaseSpec, index: int) -> None:
         if self._schedule.takes_turns:
-            self._put(replace(self._board.state, phase=None))
+            self._book.put(replace(self._book.state, phase=None))
         try:
-            await self._turns.change(phase, self._step, self._save_leases)
+            await self._turns.change(phase, self._step, self._book.save_leases)
         except PhalanxError:
-            self._publish()
+            self._book.publish()
             raise
         self._step(PUBLISH)
-        self._put(
+        self._book.put(
             replace(
-                self._board.state,
+                self._book.state,
                 phase=phase.name,
                 batch=asked.batch,
                 reached=index,
                 abandoned=False,
             )
         )
-        self._publish()
+        self._book.publish()
         await all_to_their_ends(
             self._tenants[name].heard() for name in phase.roles if name in self._tenants
         )
@@ -232,12 +234,12 @@ class LifecycleCoordinator:
 
     async def _leave(self, asked: Leave) -> None:
         self._step(CLEAR)
-        self._put(replace(self._board.state, phase=None))
-        self._publish()
+        self._book.put(replace(self._book.state, phase=None))
+        self._book.publish()
         await self._turns.clear()
         if asked.abandon:
-            state = self._board.state
-            self._put(replace(state, abandoned=state.batch is not None))
+            state = self._book.state
+            self._book.put(replace(state, abandoned=state.batch is not None))
 
     async def _recover(self, asked: Recover) -> None:
         self._step(CLEAR)
@@ -254,22 +256,8 @@ class LifecycleCoordinator:
 
     def _save_trainer(self) -> None:
         if not self._is_changing:
-            self._settle()
-        self._save()
-
-    def _settle(self) -> None:
-        """The trainer has no lease without need, and a phase that is its alone ends with that."""
-        self._turns.settle()
-        if TRAINER in self._schedule.bundles and not self._turns.leases.holds(TRAINER):
-            state = self._board.state
-            for phase in self._schedule.phases:
-                if phase.name == state.phase and phase.roles == (TRAINER,):
-                    self._put(replace(state, phase=None))
-                    self._publish()
-
-    def _publish(self) -> None:
-        for tenant in self._tenants.values():
-            tenant.set_phase(self._board.state.phase)
+            self._book.settle()
+        self._book.save()
 
     def _tell(self, tenant: str, kind: EventKind, words: str) -> None:
         self._events.add(tenant, kind, detail=words)
@@ -280,30 +268,5 @@ class LifecycleCoordinator:
         self._board.show_step(running, step)
 
     def _note(self, running: RunningOperation, outcome: Outcome, detail: str = "") -> None:
-        self._put(self._board.state)
-        for operation_id in running.ids:
-            record = OperationRecord(
-                operation_id=operation_id, meaning=running.meaning, outcome=outcome, detail=detail
-            )
+        for record in self._book.note(running, outcome, detail):
             self._operations.note(record)
-            self._journal.write(self._board.state, record, sync=outcome is not Outcome.BEGUN)
-
-    def _save(self) -> None:
-        self._put(self._board.state)
-        self._journal.write(self._board.state)
-
-    def _save_leases(self) -> None:
-        """Nobody is answered by it, and with the machine those end who have them."""
-        self._put(self._board.state)
-        self._journal.write(self._board.state, sync=False)
-
-    def _put(self, state: PhaseState) -> None:
-        """`state`, with what is true of leases and of the trainer."""
-        self._board.set(
-            replace(
-                state,
-                holders=self._turns.leases.holders,
-                blocked=self._turns.blocked,
-                trainer=self._turns.trainer.record,
-            )
-        )
