@@ -143,6 +143,33 @@ def test_i98_i100_nothing_is_asked_outside_of_its_phase(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("where", ["save", "release"])
+def test_a_step_that_was_saved_is_not_trained_again_for_what_failed_after_it(tmp_path, where):
+    async def run():
+        async with engines() as toys:
+            failing = [RoleOperationFailedError("cannot write the journal")]
+
+            def point(name: str) -> None:
+                if name == "saved" and where == "save" and failing:
+                    raise failing.pop()
+
+            trainer = DigestTrainer(tmp_path, point)
+
+            class Failing(LoggedPhases):
+                async def release(self, trainer_id: str, /) -> None:
+                    await super().release(trainer_id)
+                    if where == "release" and failing:
+                        raise failing.pop()
+
+            last = await train(urls(toys), trainer, MemoryStore(), 1, phases=Failing(trainer))
+            assert not failing
+            assert [step for step, _ in trainer.log] == [0]
+            assert last.step == 1
+            assert not trainer.holds
+
+    asyncio.run(run())
+
+
 def weights_of(checkpoint: Checkpoint | None) -> str:
     return Path(checkpoint.path, "weights").read_text()
 

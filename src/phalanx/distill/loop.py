@@ -187,6 +187,10 @@ class DistillLoop:
         """
         trainer = self._parts.trainer
         try:
+            last = await asyncio.to_thread(trainer.last)
+            if last is not None and last.step > step:
+                # It was trained, and what came after that failed.
+                return last
             await asyncio.to_thread(trainer.load)
             await batch.publish()
             metrics = await asyncio.to_thread(trainer.train, batch.samples, step)
