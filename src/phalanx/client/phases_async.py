@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+import httpx
 import msgspec
 
 from phalanx.client.phase_calls import PhaseCalls, TryAgainError
@@ -45,12 +46,14 @@ class AsyncPhaseClient:
         *,
         api_key: str | None = None,
         settings: RoleClientSettings | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        """`transport` is what carries requests, where that is not a connection."""
         check_key("api_key", api_key)
         asyncio.get_running_loop()
         self.settings = settings or RoleClientSettings()
         self._running = RunningCalls()
-        self._calls = PhaseCalls(url, api_key, self.settings)
+        self._calls = PhaseCalls(url, api_key, self.settings, transport)
 
     async def phases(self, *, timeout_s: float | None = None) -> PhasesDocument:
         """Where the job is, asked for now."""

@@ -8,6 +8,7 @@ resume of what is held, or a generated token without memory end its process, and
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.roles.contracts import ALL_TAGS, Backends, EngineCallError, ReplicaLaunch, Tag
@@ -57,6 +58,7 @@ class FakeEngine:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loading = asyncio.create_task(self._load())
         self._runs: set[asyncio.Task[None]] = set()
+        self.world.took(self)
 
     # What the manager has of the process.
 
@@ -214,6 +216,7 @@ class FakeEngine:
         if not self.says and tags & self.held:
             self._misuse("memory resumed that it holds")
         self.held |= tags
+        self.world.took(self)
 
     def _abort(self) -> None:
         if self.num_deaf > 0:
@@ -291,16 +294,24 @@ class FakeRouter:
 class FakeRoleWorld:
     """A launcher, its engines, their control calls and the models' routers: `backends` has them all.
 
-    `engines` has every process that was ever started, by engine id and generation.
+    `engines` has every process that was ever started, by engine id and generation. `took` is told of
+    each engine that has taken memory, when it has.
     """
 
     def __init__(
-        self, *, says: bool = True, keeps_weights: bool = False, load_s: float = LOAD_S
+        self,
+        *,
+        says: bool = True,
+        keeps_weights: bool = False,
+        load_s: float = LOAD_S,
+        faults: Faults | None = None,
+        took: Callable[[FakeEngine], None] = lambda engine: None,
     ) -> None:
         self.says = says
         self.load_s = load_s
         self.keeps_weights = keeps_weights
-        self.faults = Faults()
+        self.faults = faults or Faults()
+        self.took = took
         self.engines: dict[tuple[str, int], FakeEngine] = {}
         self.routers: dict[str, FakeRouter] = {}
         self._by_url: dict[str, FakeEngine] = {}
