@@ -18,6 +18,9 @@ QUESTIONS = (
 )
 BEST = 9
 _GRADE = re.compile(r"\d")
+_BLAME = re.compile(r"\b(not?|wrong|incorrect|nonsense|unclear)\b", re.IGNORECASE)
+_NO_WORD = 0.5
+"""What an answer is worth about which the judge, a small model, says nothing to the point."""
 
 
 def prompts(checkpoint: str) -> list[Prompt]:
@@ -51,6 +54,8 @@ def judges_messages(sample: Sample) -> Sequence[dict[str, object]]:
 
 
 def reward(said: str, sample: Sample) -> float:
-    """The first digit of what the judge says, from 0 to 1; 0 where it says none."""
-    found = _GRADE.search(said)
-    return int(found[0]) / BEST if found else 0.0
+    """From 0 to 1: the first digit of what the judge says; without any, 0 where it blames."""
+    grade = _GRADE.search(said)
+    if grade:
+        return int(grade[0]) / BEST
+    return 0.0 if _BLAME.search(said) else _NO_WORD

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import save_file
-
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.settings import cache_dir
 
@@ -60,6 +57,10 @@ def tiny_models(folder: Path) -> Models:
 
 def keep_lower_layers(source: Path, target: Path, num_layers: int) -> None:
     """The checkpoint without the layers above, and everything else of it."""
+    # They load torch, which a program that only asks for its --help need not.
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if not 1 <= num_layers <= config["num_hidden_layers"]:
         raise ValueError(

@@ -45,9 +45,17 @@ SAMPLES = [sample(number, number / 4) for number in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("said", "worth"), [("9", 1.0), (" I give it a 3 of 9", 3 / 9), ("good", 0.0), ("", 0.0)]
+    ("said", "worth"),
+    [
+        ("9", 1.0),
+        (" I give it a 3 of 9", 3 / 9),
+        ("The answer is incorrect", 0.0),
+        ("It is not very good", 0.0),
+        ("The sea is a noted place", 0.5),
+        ("", 0.5),
+    ],
 )
-def test_a_grade_is_the_first_digit(said, worth):
+def test_a_grade_is_the_first_digit_or_the_tone(said, worth):
     assert reward(said, SAMPLES[0]) == worth
 
 
