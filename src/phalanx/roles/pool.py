@@ -58,12 +58,17 @@ class ModelPool:
         return slot
 
     def drop_slot(self, slot: Slot) -> None:
+        """What is left of processes in it is stopped in the background, for as long as it takes."""
         self.slots.remove(slot)
         self._ended[slot.engine_id] = slot
+        self.recovery.clear_away(slot)
 
     def slot(self, engine_id: str) -> Slot:
-        """Raises `UnknownModelError`."""
-        for slot in self.slots:
+        """One that was scaled away as well, while something is left there.
+
+        Raises `UnknownModelError`.
+        """
+        for slot in self.occupied_slots:
             if slot.engine_id == engine_id:
                 return slot
         known = ", ".join(slot.engine_id for slot in self.slots) or "none"
@@ -86,6 +91,11 @@ class ModelPool:
     def all_slots(self) -> tuple[Slot, ...]:
         """With those that were scaled away, of which something may be left."""
         return (*self.slots, *self._ended.values())
+
+    @property
+    def occupied_slots(self) -> tuple[Slot, ...]:
+        """Those of the model, and those that were scaled away and of which something is left."""
+        return (*self.slots, *(slot for slot in self._ended.values() if slot.remains))
 
     @property
     def holds_anything(self) -> bool:
@@ -143,6 +153,8 @@ class ModelPool:
             slot.replica = None
         self.role.publish()
         if not all(gone):
+            if slot not in self.slots:
+                self.recovery.clear_away(slot)
             raise RoleOperationFailedError(f"{slot.engine_id}: {slot.remains[0].blocked}")
 
     def abandon(self, reason: str) -> None:

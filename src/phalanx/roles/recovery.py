@@ -36,6 +36,12 @@ class Recovery:
             slot.revival = asyncio.create_task(self._revive(slot))
             slot.revival.add_done_callback(_log_fault)
 
+    def clear_away(self, slot: Slot) -> None:
+        """Of a slot that is the model's no more: stop what is left there, until it is gone."""
+        if slot.remains and not self._role.closed and not slot.is_revived:
+            slot.revival = asyncio.create_task(self._clear_away(slot))
+            slot.revival.add_done_callback(_log_fault)
+
     def is_wanted(self, slot: Slot) -> bool:
         """Whether a new generation is to take the place of the dead one."""
         return slot.is_dead and (self._model.fault_tolerance_enabled or slot.restart)
@@ -60,12 +66,18 @@ class Recovery:
                 if await self._bring_up(slot):
                     return
             except (PhalanxError, OSError) as error:
-                self._role.tell(
-                    EventKind.FAILED,
-                    f"it is tried again in {pause_s:g} s: {error}",
-                    model=self._model.name,
-                    engine_id=slot.engine_id,
-                )
+                self._tell_pause(slot, pause_s, str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _clear_away(self, slot: Slot) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            for replica in tuple(slot.remains):
+                await self._maker.take_down(slot, replica, "", 0.0)
+            if not slot.remains:
+                return
+            self._tell_pause(slot, pause_s, slot.remains[0].blocked)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -80,6 +92,14 @@ class Recovery:
                 candidates.commit()
                 self._role.publish()
         return True
+
+    def _tell_pause(self, slot: Slot, pause_s: float, why: str) -> None:
+        self._role.tell(
+            EventKind.FAILED,
+            f"it is tried again in {pause_s:g} s: {why}",
+            model=self._model.name,
+            engine_id=slot.engine_id,
+        )
 
 
 def _log_fault(task: asyncio.Task[None]) -> None:

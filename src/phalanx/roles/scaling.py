@@ -70,6 +70,9 @@ async def recover(pool: ModelPool, engine_id: str) -> None:
     if replica is not None and replica.state is ReplicaState.READY:
         raise RoleOperationRefusedError(f"{engine_id} serves; drain or scale its model to stop it")
     await slot.end_revival()
+    if slot not in pool.slots:
+        await pool.clear(slot, "it was scaled away")
+        return
     if replica is not None and replica.is_alive:
         replica.retire("it is replaced on an operator's word")
         pool.role.publish()
@@ -89,6 +92,9 @@ async def unblock(pool: ModelPool, engine_id: str, holds: frozenset[Tag] | None)
     """Put a blocked replica to sleep for certain, and wake it again if the role is awake."""
     slot = pool.slot(engine_id)
     replica = slot.replica
+    if replica is None and slot.remains:
+        await slot.end_revival()
+        await pool.clear(slot, "it did not start")
     if replica is None or not replica.blocked:
         return
     if not replica.is_alive:
@@ -103,6 +109,8 @@ async def unblock(pool: ModelPool, engine_id: str, holds: frozenset[Tag] | None)
 async def _add(pool: ModelPool, count: int) -> None:
     slots = [pool.add_slot() for _ in range(count)]
     try:
+        for slot in slots:
+            await slot.end_revival()
         await pool.create(slots)
     except BaseException:
         for slot in slots:

@@ -66,7 +66,7 @@ async def deactivate(role: RoleState, pools: Iterable[ModelPool]) -> None:
     role.wanted, role.drained = frozenset(), False
     withdraw(pools)
     failures = await all_to_their_ends(
-        _to_sleep(pool, slot) for pool in pools for slot in pool.slots
+        _to_sleep(pool, slot) for pool in pools for slot in pool.occupied_slots
     )
     raise_failures(f"role {role.spec.role!r} is not asleep everywhere", failures)
 
