@@ -25,10 +25,11 @@ from rl.comparing import differences, final_digest, records
 from rl.job import JobOptions, StartError, running, start_trainer
 from rl.models import Models, smollm_models, tiny_models
 from rl.picture import draw
-from rl.tables import loss_table, placement_table
+from rl.tables import loss_table, placement_markdown, placement_table
 from rl.timeline import Timeline, Watcher
 
 from phalanx.client import PhaseClient
+from phalanx.errors import MissingDependencyError
 
 HERE = Path(__file__).resolve().parent
 PLACEMENTS = ("split", "defer")
@@ -138,9 +139,12 @@ def report(outcomes: list[Outcome], folder: Path, console: Console) -> int:
     """Tables, the check, and the picture."""
     seen = {one.placement: records(one.folder) for one in outcomes}
     timelines = {one.placement: one.timeline for one in outcomes}
+    step_s = {one.placement: one.step_s for one in outcomes}
     console.print()
-    console.print(loss_table(seen, {one.placement: one.step_s for one in outcomes}))
-    console.print(placement_table(timelines, {one.placement: one.step_s for one in outcomes}))
+    console.print(loss_table(seen, step_s))
+    console.print(placement_table(timelines, step_s))
+    page = placement_markdown(timelines, step_s)
+    (folder / "table.md").write_text(page, encoding="utf-8")
     picture = draw(timelines, folder / "timeline.svg")
     console.print(f"Who was where when: {picture}", highlight=False)
     if len(outcomes) == 1:
@@ -164,15 +168,26 @@ def report(outcomes: list[Outcome], folder: Path, console: Console) -> int:
 
 def assigned(given: argparse.Namespace) -> dict[str, object]:
     """What is set over the file's keys."""
-    if not given.tiny:
-        return {}
-    engine = "roles.rollout.models.student.engine_args"
-    # The same keys are meant for all three: they are one mapping in the file.
-    return {
-        "placement.device_memory_mib": TINY_MIB,
-        f"{engine}.native_operators": "off",
-        f"{engine}.max_batch_size": 1,
-    }
+    values: dict[str, object] = {"placement.device_memory_mib": TINY_MIB} if given.tiny else {}
+    if given.tiny or not has_native_operators():
+        # Plain torch gives the same bits only to one request at a time. The three engines of the
+        # file have these keys in one mapping.
+        engine = "roles.rollout.models.student.engine_args"
+        values |= {f"{engine}.native_operators": "off", f"{engine}.max_batch_size": 1}
+    return values
+
+
+def has_native_operators() -> bool:
+    """Whether there is a compiler for them, and a processor that they run on."""
+    import torch
+
+    from phalanx.device.operators import create_operators
+
+    try:
+        create_operators("required", "cpu", torch.float32)
+    except (MissingDependencyError, OSError):
+        return False
+    return True
 
 
 def trainer_arguments(

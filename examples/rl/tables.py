@@ -11,6 +11,13 @@ from rl.comparing import Record
 from rl.timeline import Timeline
 
 _MIB = 1 << 20
+CHANGES = {
+    "rollout": "to rollout, which wakes",
+    "genrm": "to genrm: rollout drains and sleeps, genrm wakes",
+    "teacher": "to teacher: genrm drains and sleeps, teacher wakes",
+    "train": "to train: teacher drains and sleeps",
+}
+"""What is done before a phase can begin, where devices are shared."""
 
 
 def loss_table(
@@ -42,22 +49,37 @@ def placement_table(
     """A column a placement."""
     table = Table(title="split against defer", title_justify="left", title_style="bold")
     table.add_column("")
+    for placement in timelines:
+        table.add_column(placement, justify="right")
+    for name, cells in _rows(timelines, step_s).items():
+        table.add_row(name, *cells)
+    return table
+
+
+def placement_markdown(
+    timelines: Mapping[str, Timeline], step_s: Mapping[str, Sequence[float]]
+) -> str:
+    """The same for a page."""
+    lines = [["", *timelines], ["---", *("---:" for _ in timelines)]]
+    lines += [[name, *cells] for name, cells in _rows(timelines, step_s).items()]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _rows(
+    timelines: Mapping[str, Timeline], step_s: Mapping[str, Sequence[float]]
+) -> Mapping[str, Sequence[str]]:
     rows: dict[str, list[str]] = defaultdict(list)
     for placement, timeline in timelines.items():
-        table.add_column(placement, justify="right")
         took = step_s[placement][1:] or step_s[placement]
-        rows["devices"].append(str(timeline.num_devices))
-        rows["budget of each"].append(_mib(timeline.budget_bytes))
+        rows["devices"].append(f"{timeline.num_devices} of {_mib(timeline.budget_bytes)}")
         rows["peak of each"].append(", ".join(map(_mib, timeline.peaks)))
         rows["a step, after the first"].append(_seconds(took))
         changes = defaultdict(list)
         for phase, seconds in timeline.switches():
             changes[phase].append(seconds)
-        for phase in ("rollout", "genrm", "teacher", "train"):
-            rows[f"to {phase}: sleep, then wake"].append(_seconds(changes[phase]))
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    return table
+        for phase, words in CHANGES.items():
+            rows[words].append(_seconds(changes[phase]))
+    return rows
 
 
 def _mib(num_bytes: int) -> str:
