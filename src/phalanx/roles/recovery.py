@@ -9,6 +9,7 @@ from phalanx.errors import PhalanxError, RoleOperationFailedError
 from phalanx.roles.candidates import Candidates
 from phalanx.roles.events import EventKind
 from phalanx.roles.maker import ReplicaMaker
+from phalanx.roles.residency import Residency
 from phalanx.roles.role_state import RoleState
 from phalanx.roles.router_link import RouterLink
 from phalanx.roles.slot import Slot
@@ -48,13 +49,22 @@ class Recovery:
 
     async def bury(self, slot: Slot) -> None:
         """Stop what is left of the dead. Raises where its processes are not known to be gone."""
-        dead = slot.replica
-        if dead is None or dead.is_alive or dead.is_gone:
+        left = slot.dead
+        if not left:
             return
-        gone = await self._maker.take_down(slot, dead, "", 0.0)
+        gone = [await self._maker.take_down(slot, each, "", 0.0) for each in left]
         self._role.publish()
-        if not gone:
-            raise RoleOperationFailedError(f"{slot.engine_id}: {dead.blocked}")
+        if not all(gone):
+            raise RoleOperationFailedError(f"{slot.engine_id}: {slot.remains[0].blocked}")
+
+    def write_off(self, slot: Slot) -> None:
+        """On somebody's word, no process of the dead is left that holds anything."""
+        for dead in slot.dead:
+            dead.is_stopped, dead.residency = True, Residency(frozenset())
+            if dead.is_gone and dead in slot.remains:
+                dead.unblock()
+                slot.remains.remove(dead)
+        self._role.publish()
 
     async def _revive(self, slot: Slot) -> None:
         pause_s = FIRST_PAUSE_S

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from phalanx.errors import ConfigurationError, PhalanxError, RoleOperationRefusedError
+from phalanx.errors import (
+    ConfigurationError,
+    PhalanxError,
+    RoleOperationFailedError,
+    RoleOperationRefusedError,
+)
 from phalanx.roles.contracts import Tag
 from phalanx.roles.pool import ModelPool
 from phalanx.roles.slot import Slot
@@ -95,15 +100,24 @@ async def unblock(pool: ModelPool, engine_id: str, holds: frozenset[Tag] | None)
     if replica is None and slot.remains:
         await slot.end_revival()
         await pool.clear(slot, "it did not start")
-    if replica is None or not replica.blocked:
+    if replica is None or not replica.is_alive:
+        await _bury(pool, slot, holds)
         return
-    if not replica.is_alive:
-        await pool.recovery.bury(slot)
+    if not replica.blocked:
         return
     await pool.lifecycle.find_out(replica, holds)
     await pool.lifecycle.sleep(replica)
     if pool.role.wanted and not pool.role.drained:
         await pool.lifecycle.wake(replica, pool.role.wanted)
+
+
+async def _bury(pool: ModelPool, slot: Slot, holds: frozenset[Tag] | None) -> None:
+    try:
+        await pool.recovery.bury(slot)
+    except RoleOperationFailedError:
+        if holds is None or holds:
+            raise
+        pool.recovery.write_off(slot)
 
 
 async def _add(pool: ModelPool, count: int) -> None:

@@ -30,6 +30,14 @@ class Slot:
         return self.replica is not None and not self.replica.is_alive
 
     @property
+    def dead(self) -> tuple[Replica, ...]:
+        """Those of which something is left."""
+        published = self.replica
+        if published is None or published.is_alive or published.is_gone:
+            return tuple(self.remains)
+        return tuple(dict.fromkeys([*self.remains, published]))
+
+    @property
     def is_free(self) -> bool:
         """Whether nothing is left here that holds anything."""
         left = [*self.remains, *([self.replica] if self.replica else [])]

@@ -6,7 +6,7 @@ without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from phalanx.errors import PhalanxError, RoleOperationFailedError
 from phalanx.roles.coordination.leases import LeaseTable
@@ -44,12 +44,19 @@ class Moves:
         same.
         """
         stays = set(staying)
-        leaving = [
+        # Of one that slept and died meanwhile something may be left.
+        while leaving := self._leaving(stays):
+            await self._empty(leaving)
+
+    def _leaving(self, stays: Collection[str]) -> list[str]:
+        return [
             name
             for name, tenant in self._roles.items()
             if name not in stays
             and (self._leases.holds(name) or tenant.holding() is not Holding.NOTHING)
         ]
+
+    async def _empty(self, leaving: Iterable[str]) -> None:
         problems: dict[str, str] = {}
 
         async def empty(name: str) -> None:
@@ -74,15 +81,14 @@ class Moves:
         failures = await all_to_their_ends(self._roles[name].activate() for name in names)
         raise_failures("the phase has not begun", failures)
 
-    async def find_out(self, names: Iterable[str], vouched: Iterable[str]) -> None:
+    async def find_out(self, names: Iterable[str], vouched: Collection[str]) -> None:
         """Make certain what these roles hold; of the `vouched`, somebody's word is taken for it that
         they hold nothing. What stays uncertain is told as an event.
         """
-        taken = set(vouched)
 
         async def ask(name: str) -> None:
             try:
-                await self._roles[name].find_out(holds_nothing=name in taken)
+                await self._roles[name].find_out(holds_nothing=name in vouched)
             except PhalanxError as error:
                 self._tell(name, EventKind.FAILED, str(error))
 

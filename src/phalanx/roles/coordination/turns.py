@@ -6,7 +6,7 @@ Of a job whose roles all stay nothing is shared, and everything here finds nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from phalanx.errors import PhalanxError, RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.coordination.leases import LeaseTable
@@ -94,11 +94,10 @@ class Turns:
         """Have every role hold nothing. Raises as `change` does."""
         await self._clear()
 
-    async def recover(self, vouched: Iterable[str]) -> None:
+    async def recover(self, vouched: Collection[str]) -> None:
         """Make certain what is uncertain; of the `vouched`, somebody's word is taken that they hold
         nothing. Raises `RoleOperationFailedError` where somebody stays uncertain.
         """
-        vouched = tuple(vouched)
         waiting = [] if self.blocked is None else self._role_holders()
         roles = [*waiting, *(name for name in self._moves.uncertain() if name not in waiting)]
         await self._moves.find_out(roles, vouched)
@@ -109,15 +108,11 @@ class Turns:
         try:
             await self._moves.clear()
         except UncertainError as error:
-            for name in roles:
-                if name in vouched:
-                    self._moves.give_up(name, "on somebody's word")
-            if self._role_holders():
-                self.blocked = str(error)
-                raise RoleOperationFailedError(
-                    f"{error}. `phalanx recover ROLE/MODEL/N` replaces a replica by force, and"
-                    " `phalanx phase recover --holds-nothing ROLE` takes your word for a role"
-                ) from error
+            self.blocked = str(error)
+            raise RoleOperationFailedError(
+                f"{error}. `phalanx recover ROLE/MODEL/N` replaces a replica by force, and"
+                " `phalanx phase recover --holds-nothing ROLE` takes your word for a role"
+            ) from error
         self._unblock()
 
     def look_again(self) -> bool:
@@ -125,7 +120,7 @@ class Turns:
         if self.blocked is not None:
             for name in self._role_holders():
                 self._moves.give_up(name)
-            if not self._role_holders():
+            if not self._role_holders() and not self._moves.uncertain():
                 self._unblock()
                 return True
         return False
