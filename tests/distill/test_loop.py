@@ -1,21 +1,14 @@
-"""The training loop: every placement's phases, and every process that is killed."""
+"""The training loop in every placement: its phases in their order, and what fails in them."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import signal
-import sys
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from phalanx.client import AsyncPhaseClient
 from phalanx.distill import (
-    Checkpoint,
-    DiskStore,
     LoopPlan,
     MemoryStore,
     PhaseEntered,
@@ -33,62 +26,8 @@ from phalanx.errors import (
     RoleOperationFailedError,
     RoleOperationRefusedError,
 )
+from tests.distill.loop_case import LoggedPhases, engines, urls
 from tests.distill.looping import PLAN, DigestTrainer, train
-from tests.distill.toy_role import ToyEngine
-
-NUM_STEPS = 3
-
-
-@asynccontextmanager
-async def engines():
-    toys = [ToyEngine(name) for name in ("student", "judge", "teacher")]
-    toys[0].version = "default"
-    for toy in toys:
-        await toy.start()
-    try:
-        yield toys
-    finally:
-        for toy in toys:
-            await toy.stop()
-
-
-def urls(toys) -> list[str]:
-    return [toy.url for toy in toys]
-
-
-class LoggedPhases:
-    """Keeps the order as a coordinator does, and a log; `faults` are raised by the next calls."""
-
-    def __init__(self, trainer: DigestTrainer, names=PLAN.phases) -> None:
-        self.names = names
-        self.trainer = trainer
-        self.log: list[tuple[str, ...]] = []
-        self.batch: str | None = None
-        self.reached = -1
-        self.faults: dict[str, list[Exception]] = {}
-
-    async def enter(self, phase: str, batch: str, /) -> None:
-        self.log.append((phase, batch))
-        if self.faults.get(phase):
-            raise self.faults[phase].pop(0)
-        index = self.names.index(phase)
-        if self.trainer.holds:
-            raise RoleOperationRefusedError("the trainer holds the devices")
-        is_new = batch != self.batch
-        reached = -1 if is_new else self.reached
-        if index > reached + 1 or (is_new and self.reached not in (-1, len(self.names) - 1)):
-            raise RoleOperationRefusedError(f"{phase} cannot follow {self.reached}")
-        self.batch, self.reached = batch, max(reached, index)
-
-    async def leave(self) -> None:
-        self.log.append(("leave",))
-
-    async def attach(self, trainer_id: str, /) -> None:
-        self.log.append(("attach", trainer_id))
-
-    async def release(self, trainer_id: str, /) -> None:
-        assert not self.trainer.holds
-        self.log.append(("release", trainer_id))
 
 
 def test_i91_the_phases_of_every_step_are_entered_in_their_order(tmp_path):
@@ -166,95 +105,6 @@ def test_a_step_that_was_saved_is_not_trained_again_for_what_failed_after_it(tmp
             assert [step for step, _ in trainer.log] == [0]
             assert last.step == 1
             assert not trainer.holds
-
-    asyncio.run(run())
-
-
-def weights_of(checkpoint: Checkpoint | None) -> str:
-    return Path(checkpoint.path, "weights").read_text()
-
-
-async def undisturbed(tmp_path: Path, num_steps: int = NUM_STEPS) -> str:
-    async with engines() as toys:
-        trainer = DigestTrainer(tmp_path / "undisturbed")
-        last = await train(urls(toys), trainer, MemoryStore(), num_steps)
-        return weights_of(last)
-
-
-def test_a_run_is_the_same_again_and_goes_on_where_it_stopped(tmp_path):
-    async def run():
-        expected = await undisturbed(tmp_path)
-        assert await undisturbed(tmp_path / "again") == expected
-        async with engines() as toys:
-            for num_steps in (1, 1, 3, 0, 2):
-                trainer = DigestTrainer(tmp_path / "parts")
-                with DiskStore(tmp_path / "samples") as store:
-                    last = await train(urls(toys), trainer, store, num_steps)
-            assert weights_of(last) == expected
-
-    asyncio.run(run())
-
-
-POINTS = [
-    "PhaseEntered:1",
-    "SamplesDone:2",
-    "SamplesDone:4",
-    "SamplesDone:7",
-    "SamplesDone:8",
-    "SamplesDone:11",
-    "SamplesDone:15",
-    "PhaseEntered:5",
-    "load:2",
-    "loaded:1",
-    "train:2",
-    "trained:1",
-    "save:2",
-    "saved:1",
-    "offload:2",
-    "StepTrained:1",
-    "WeightsPushed:2",
-    "StepEnded:1",
-]
-AFTER_SCORING = POINTS[POINTS.index("PhaseEntered:5") :]
-QUICK = ["SamplesDone:11", "train:2", "saved:1"]
-
-
-@pytest.mark.parametrize("point", QUICK)
-def test_killed_the_next_process_ends_with_the_same_weights(tmp_path, point):
-    check_killed(tmp_path, point)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere(tmp_path, point):
-    check_killed(tmp_path, point)
-
-
-def check_killed(tmp_path: Path, point: str) -> None:
-    async def run():
-        expected = await undisturbed(tmp_path, 2)
-        async with engines() as toys:
-            command = [sys.executable, "-m", "tests.distill.looping", str(tmp_path / "killed")]
-
-            async def program(at: str) -> tuple[int, str]:
-                process = await asyncio.create_subprocess_exec(
-                    *command, *urls(toys), "2", at, stdout=asyncio.subprocess.PIPE
-                )
-                out, _ = await process.communicate()
-                return process.returncode, out.decode()
-
-            assert (await program(point))[0] == -signal.SIGKILL
-            num_before = [len(toy.asked) for toy in toys]
-            status, out = await program("never:1")
-            assert status == 0
-            assert json.loads(out)["weights"] == expected
-            for toy, before in zip(toys[1:], num_before[1:], strict=True):
-                # Only what was on its way, of one step's four samples, may be asked for again.
-                lost = 0 if point in AFTER_SCORING else 4
-                assert len(toy.asked) <= 8 + lost
-                assert before <= 8
-            trained = json.loads(out)["log"]
-            assert [step for step, _ in trained] == sorted(step for step, _ in trained)
 
     asyncio.run(run())
 
