@@ -44,13 +44,15 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The commands of a shell block as words; a quoted argument may span lines."""
+    """The commands of a shell block as words, which may go on in the next line after a backslash; a
+    quoted argument may span lines as well.
+    """
     found: list[list[str]] = []
     pending = ""
     for line in block.text.splitlines():
         pending = f"{pending}\n{line}" if pending else line
         try:
-            words = shlex.split(pending, comments=True)
+            words = shlex.split(pending.replace("\\\n", ""), comments=True)
         except ValueError:
             continue
         if words:
