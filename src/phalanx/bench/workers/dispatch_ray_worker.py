@@ -19,7 +19,7 @@ class RayTransport:
         os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
         # Actors import what this script imports.
         os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-        import ray  # type: ignore[import-not-found]
+        import ray
 
         self._ray: Any = ray
         ray.init(
