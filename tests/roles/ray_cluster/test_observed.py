@@ -13,6 +13,7 @@ from phalanx.roles.ray_cluster.observed import (
     check_layout,
     matched,
     parts_of,
+    replaced,
 )
 from phalanx.schema.job_placement import ACTOR_GROUP
 from phalanx.schema.roles import EngineGroupSpec, PlacementMode
@@ -69,6 +70,30 @@ def test_complaint_slime_2373_a_replica_that_begins_in_the_middle_of_a_node_is_w
         "rollout/1": [("127.0.0.3", (0, 1))],
         "rollout/2": [("127.0.0.3", (2, 3))],
     }
+
+
+@given(st.permutations(range(4)))
+def test_i73_a_machine_that_joins_in_the_place_of_a_lost_one_has_its_devices_in_the_same_order(
+    order,
+):
+    plan = spanning()
+    (group,) = plan.groups
+    before = matched(group, places(*ALL), {"node-0": A, "node-1": B})
+    again = Machine("id-new", B.address, B.host_name, 4, 4)
+    found = [
+        Place(4 + number, again.node_id, again.address, device)
+        for number, device in enumerate(order)
+    ]
+    after = replaced(before, found)
+    check_layout(plan, group, after, {"id-2": A, "id-new": again})
+    head, follower = parts_of([after[index] for index in plan.replicas[0].bundle_indices])
+    assert (head.node_id, head.devices) == (A.node_id, (0, 1, 2, 3))
+    assert (follower.node_id, follower.devices) == ("id-new", (0, 1, 2, 3))
+    assert order[follower.index - 4] == 0, "the actor is in the bundle of the first device"
+    fewer = Machine("id-new", B.address, B.host_name, 5, 1)
+    with pytest.raises(PlacementMismatchError, match=r"and 127.0.0.3 has 5"):
+        check_layout(plan, group, after, {"id-2": A, "id-new": fewer})
+    check_layout(plan, group, after, {"id-2": A})  # of a machine that is lost nothing is said
 
 
 def refusal(plan, where, assigned=None) -> str:

@@ -5,7 +5,7 @@ or none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigurationError
@@ -28,6 +28,11 @@ class BoundPlacement:
     plan: PlacementPlan
     groups: Mapping[str, RayPlacementGroup]
 
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """The machines that have its bundles."""
+        return frozenset(place.node_id for each in self.groups.values() for place in each.places)
+
     def group_of(self, role: str) -> RayPlacementGroup:
         """That in which a role runs; it has to exist."""
         decoupled = self.plan.mode is PlacementMode.DECOUPLED
@@ -45,6 +50,18 @@ class BoundPlacement:
                 places = self.groups[replica.placement_group].places
                 return tuple(places[index] for index in replica.bundle_indices)
         return None
+
+    async def look_again(self, role: str) -> None:
+        """As `RayPlacementGroup.look_again`, of the group of a role, as `plan` has it. Raises
+        `PlacementMismatchError`.
+        """
+        mine = self.group_of(role)
+        (planned,) = (each for each in self.plan.groups if self.groups[each.name] is mine)
+
+        def check(places: Sequence[Place], machines: Mapping[str, Machine]) -> None:
+            check_layout(self.plan, planned, places, machines)
+
+        await mine.look_again(check)
 
     def _of(self, role: str) -> tuple[RayPlacementGroup, ...]:
         has = any(replica.role == role for replica in self.plan.replicas)

@@ -172,10 +172,13 @@ class RayCluster:
         placed: dict[int, str] = table.get("bundles_to_node_id", {})
         return {index: node for index, node in placed.items() if node}
 
-    async def places(self, group: RawGroup) -> tuple[Place, ...]:
-        """Which device each of its bundles is, asked of a task that runs there."""
+    async def places(
+        self, group: RawGroup, indices: Sequence[int] | None = None
+    ) -> tuple[Place, ...]:
+        """Which device each of these bundles (None: all) is, asked of a task that runs there."""
+        wanted = range(len(group.bundles)) if indices is None else indices
         asked = []
-        for index in range(len(group.bundles)):
+        for index in wanted:
             task = ray.remote(_here).options(
                 num_cpus=0,
                 num_gpus=_PROBE_GPUS,
@@ -185,7 +188,7 @@ class RayCluster:
             asked.append(task.remote())
         addresses = {machine.node_id: machine.address for machine in self.machines()}
         found = []
-        for index, answer in enumerate(await _all(asked)):
+        for index, answer in zip(wanted, await _all(asked), strict=True):
             node_id, devices, version = answer
             address = addresses.get(node_id, node_id)
             if version != __version__:

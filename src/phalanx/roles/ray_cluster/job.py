@@ -5,18 +5,17 @@ to one close.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from phalanx.errors import RoleOperationFailedError
 from phalanx.roles.engine_command import EnginePrograms
 from phalanx.roles.job_sections import LauncherSection
 from phalanx.roles.ray_cluster.binder import DEADLINE_S, BoundPlacement, RayBinder
 from phalanx.roles.ray_cluster.cluster import NAMESPACE, RayCluster
 from phalanx.roles.ray_cluster.groups import RayPlacementGroup
-from phalanx.roles.ray_cluster.host import HostSettings, Ledger, make_ledger, told_devices
+from phalanx.roles.ray_cluster.host import HostSettings, told_devices
 from phalanx.roles.ray_cluster.launcher import RayLauncher
+from phalanx.roles.ray_cluster.ledgers import MachineLedgers
 from phalanx.roles.ray_cluster.observed import parts_of
 from phalanx.schema.job_placement import ACTOR_GROUP, TRAINER, PlacementPlan
 from phalanx.schema.roles import Ownership
@@ -30,9 +29,8 @@ class RayJob:
         cluster: RayCluster,
         bound: BoundPlacement | None,
         launcher: RayLauncher,
-        ledgers: Mapping[str, Ledger],
+        ledgers: MachineLedgers,
     ) -> None:
-        """`ledgers` are by node ids."""
         self.launcher = launcher
         self._ledgers = ledgers
         self._cluster = cluster
@@ -62,8 +60,11 @@ class RayJob:
             if plan is not None and plan.groups:
                 binder = RayBinder(cluster, name, given.deadline_s or DEADLINE_S)
                 bound = await binder.bind(plan)
+            budget = None if plan is None else plan.cluster.device_memory_bytes
+            ledgers = MachineLedgers(cluster, logs, budget)
             try:
-                ledgers = {} if bound is None else await _ledgers(cluster, bound, logs)
+                if bound is not None:
+                    await ledgers.have(bound.node_ids)
             except BaseException:
                 assert bound is not None
                 await asyncio.shield(_delete(bound.owned_by(Ownership.CONTROLLER)))
@@ -95,7 +96,7 @@ class RayJob:
         if len(parts) > 1:
             return {}
         (part,) = parts
-        return told_devices(part.devices, self._ledgers.get(part.node_id), TRAINER)
+        return told_devices(part.devices, self._ledgers.of(part.node_id), TRAINER)
 
     def close(self) -> None:
         """Disconnect; a cluster that was started for the job ends."""
@@ -105,26 +106,6 @@ class RayJob:
 def _everywhere(logs: Path) -> Path:
     """The same path for an actor, whose working directory is another one."""
     return logs.absolute()
-
-
-async def _ledgers(cluster: RayCluster, bound: BoundPlacement, logs: Path) -> Mapping[str, Ledger]:
-    """One on every machine of a plan on simulated devices."""
-    budget = bound.plan.cluster.device_memory_bytes
-    if budget is None:
-        return {}
-    used = {place.node_id for group in bound.groups.values() for place in group.places}
-    ledgers = {
-        machine.node_id: Ledger(
-            str(logs / f"devices-{machine.node_id[:12]}"), machine.num_devices, budget
-        )
-        for machine in cluster.machines()
-        if machine.node_id in used
-    }
-    for node_id, ledger in ledgers.items():
-        problem = await cluster.run_on(node_id, make_ledger, ledger)
-        if problem:
-            raise RoleOperationFailedError(problem)
-    return ledgers
 
 
 async def _delete(groups: tuple[RayPlacementGroup, ...]) -> None:

@@ -5,7 +5,7 @@ gets a placement group of its own, which ends with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -16,8 +16,9 @@ from phalanx.roles.placement.reservations import shares
 from phalanx.roles.ray_cluster.binder import BoundPlacement, find_room
 from phalanx.roles.ray_cluster.cluster import ACTOR_CPUS, RayCluster, bundle
 from phalanx.roles.ray_cluster.groups import RayPlacementGroup
-from phalanx.roles.ray_cluster.host import HostSettings, Ledger, Order, Reserved
+from phalanx.roles.ray_cluster.host import HostSettings, Order, Reserved
 from phalanx.roles.ray_cluster.host_actor import HostActor
+from phalanx.roles.ray_cluster.ledgers import MachineLedgers
 from phalanx.roles.ray_cluster.observed import NodePart, parts_of
 from phalanx.roles.ray_cluster.replica import RayReplica, RunningPart
 from phalanx.schema.roles import Ownership, PlacementMode
@@ -44,16 +45,14 @@ class RayLauncher:
         bound: BoundPlacement | None,
         settings: HostSettings,
         job: str,
-        ledgers: Mapping[str, Ledger] | None = None,
+        ledgers: MachineLedgers | None = None,
     ) -> None:
-        """Without `bound`, each replica gets a group of its own. `ledgers` are those of machines
-        with simulated devices, by node id.
-        """
+        """Without `bound`, each replica gets a group of its own. `ledgers`: devices are simulated."""
         self._cluster = cluster
         self._bound = bound
         self._settings = settings
         self._job = job
-        self._ledgers = ledgers or {}
+        self._ledgers = ledgers
         self._shares = {} if bound is None else shares(bound.plan)
         self._running: set[RayReplica] = set()
 
@@ -85,6 +84,9 @@ class RayLauncher:
         places = None if bound is None else bound.places(launch.role, launch.engine_id)
         if bound is not None and places is not None:
             group = bound.group_of(launch.role)
+            if not group.is_there(places):
+                await bound.look_again(launch.role)
+                places = bound.places(launch.role, launch.engine_id) or places
             if group.is_there(places):
                 return Site(group, parts_of(places), extra=False)
             if group.owner is not Ownership.MANAGER:
@@ -136,6 +138,8 @@ class RayLauncher:
             actor = HostActor(site.group.raw, node.index, share, self._settings, node.address)
             parts.append(RunningPart(self._cluster, node, actor))
             undo.push_async_callback(parts[-1].discard)
+        if self._ledgers is not None:
+            await self._ledgers.have(node.node_id for node in site.parts)
         reserved = await parts[0].actor.reserve(launch)
         orders = self._orders(launch, site.parts, reserved)
         starting = [
@@ -151,4 +155,5 @@ class RayLauncher:
     ) -> Iterator[Order]:
         for rank, node in enumerate(nodes):
             span = EngineSpan(len(nodes), rank, reserved.meeting) if len(nodes) > 1 else None
-            yield Order(launch, node.devices, self._ledgers.get(node.node_id), span)
+            ledger = None if self._ledgers is None else self._ledgers.of(node.node_id)
+            yield Order(launch, node.devices, ledger, span)

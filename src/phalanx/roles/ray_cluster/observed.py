@@ -72,6 +72,27 @@ def matched(
     return tuple(by_bundle[bundle] for bundle in group.bundles)
 
 
+def replaced(places: Sequence[Place], found: Sequence[Place]) -> tuple[Place, ...]:
+    """`places` with those that were `found` anew, on machines that took the place of lost ones, where
+    devices keep their order.
+    """
+    new = {place.index: place for place in found}
+    by_node: dict[str, list[int]] = {}
+    for at, place in enumerate(places):
+        if place.index in new:
+            by_node.setdefault(place.node_id, []).append(at)
+    result = list(places)
+    for positions in by_node.values():
+        before = sorted(positions, key=lambda at: places[at].device)
+        after = sorted(
+            (new[places[at].index] for at in positions),
+            key=lambda place: (place.address, place.device),
+        )
+        for at, place in zip(before, after, strict=True):
+            result[at] = place
+    return tuple(result)
+
+
 def check_layout(
     plan: PlacementPlan,
     group: PlacementGroupPlan,
@@ -81,12 +102,14 @@ def check_layout(
     """Refuse what cuts through a replica or the trainer: devices that are not neighbours, a machine
     shared by two nodes, or a part of a machine where the plan has a whole node.
 
-    `places` are in the order of the plan's bundles, `machines` by their ids. Raises
-    `PlacementMismatchError`.
+    `places` are in the order of the plan's bundles, `machines` those that are there, by their ids; who
+    has bundles on others is not looked at. Raises `PlacementMismatchError`.
     """
     sizes = {node.name: node.num_devices for node in plan.cluster.nodes}
     for name, indices in _users(plan, group):
         mine = [(group.bundles[index], places[index]) for index in indices]
+        if any(place.node_id not in machines for _, place in mine):
+            continue
         for (bundle, place), (other, neighbour) in pairwise(mine):
             if bundle.node != other.node:
                 if place.node_id == neighbour.node_id:
