@@ -123,11 +123,34 @@ def test_i68_engines_across_a_border_are_refused(cluster, asked_group, says):
     assert says in str(refused.value)
 
 
+def test_i68_nodes_without_devices_hold_no_engine():
+    with pytest.raises(ConfigurationError) as refused:
+        plan(request(SPLIT, nodes(0, 0), role("rollout", group())))
+    assert str(refused.value) == (
+        "placement.nodes have no devices; say how many in placement.devices_per_node, or in the list"
+        " of nodes"
+    )
+
+
+def test_i68_engines_that_fit_only_the_smallest_gaps_are_placed_there():
+    roles = role("rollout", group(1, 3)), role("genrm", group(2, 2))
+    asked = request(SPLIT, nodes(4, 3), *roles)
+    made = plan(asked)
+    assert violations(asked, made) == []
+    assert where(made) == {
+        "rollout-model/0": ["n1:0", "n1:1", "n1:2"],
+        "genrm-model/0": ["n0:0", "n0:1"],
+        "genrm-model/1": ["n0:2", "n0:3"],
+    }
+
+
 def test_i68_gaps_that_no_engine_fits_are_refused_as_such():
     asked = request(SPLIT, nodes(4, 4), role("rollout", group(2, 3)), role("genrm", group(1, 2)))
     with pytest.raises(ConfigurationError) as refused:
         plan(asked)
-    assert "replicas=1 of ranks=2 do not fit: there are devices enough, but" in str(refused.value)
+    message = str(refused.value)
+    assert "replicas=1 of ranks=2 do not fit: there are devices enough, but" in message
+    assert message.endswith("more nodes in placement.nodes, or bundles by hand")
     assert "more nodes in placement.nodes" in str(refused.value)
 
 

@@ -71,6 +71,11 @@ def check_shapes(claims: Sequence[Claim], cluster: ClusterSpec) -> None:
     """Refuse engines that no node can hold, or that are spread over more nodes than they need."""
     sizes = {node.num_devices for node in cluster.nodes}
     largest = max(sizes, default=0)
+    if claims and not largest:
+        raise ConfigurationError(
+            "placement.nodes have no devices; say how many in placement.devices_per_node, or in the"
+            " list of nodes"
+        )
     for claim in claims:
         if claim.key == TRAINER_KEY:
             continue

@@ -29,24 +29,27 @@ def lay_out(
     """
     check_capacity(claims, cluster.num_devices, turns, mode)
     unplaced = None
-    for order in _orders(claims, turns):
+    for order, tight in _orders(claims, turns):
         occupancy, found = _with_given(claims, cluster, turns, mode)
-        unplaced = _deal(order, occupancy, turns, found)
+        unplaced = _deal(order, occupancy, turns, found, tight)
         if unplaced is None:
             return found
     assert unplaced is not None, "else the loop has returned"
     raise _does_not_fit(unplaced, claims, cluster, mode)
 
 
-def _orders(claims: Sequence[Claim], turns: Turns) -> Iterator[list[Claim]]:
+def _orders(claims: Sequence[Claim], turns: Turns) -> Iterator[tuple[list[Claim], bool]]:
     """The order that people expect, and those that leave fewer gaps: neighbours in time one after
-    the other, large engines first. The trainer, which is not of one piece, is always the last.
+    the other, large engines first, these also into the smallest gaps. The trainer, which is not of
+    one piece, is always the last.
     """
     free = [claim for claim in claims if not claim.given]
     order = {user: number for number, user in enumerate(turns)}
-    yield free
-    yield sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, order[claim.user]))
-    yield sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, -claim.size))
+    yield free, False
+    yield sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, order[claim.user])), False
+    large_first = sorted(free, key=lambda claim: (claim.key == TRAINER_KEY, -claim.size))
+    yield large_first, False
+    yield large_first, True
 
 
 def check_capacity(claims: Sequence[Claim], pool: int, turns: Turns, mode: PlacementMode) -> None:
@@ -104,7 +107,7 @@ def _with_given(
 
 
 def _deal(
-    order: Sequence[Claim], occupancy: Occupancy, turns: Turns, found: Devices
+    order: Sequence[Claim], occupancy: Occupancy, turns: Turns, found: Devices, tight: bool
 ) -> Claim | None:
     """The first claim that finds no room, if any."""
     for claim in order:
@@ -112,7 +115,7 @@ def _deal(
         if claim.key == TRAINER_KEY:
             devices = occupancy.anywhere(mine, claim.size)
         else:
-            devices = occupancy.engines(mine, claim.size, claim.count, claim.num_nodes)
+            devices = occupancy.engines(mine, claim.size, claim.count, claim.num_nodes, tight=tight)
         if devices is None:
             return claim
         occupancy.take(mine, devices)
@@ -132,7 +135,8 @@ def _does_not_fit(
     why = f"an engine does not straddle nodes, which have {' or '.join(map(str, sizes))} each"
     if mode is PlacementMode.DEFER:
         why += ", and a role has the same bundles in all of its phases"
+    by_hand = "" if mode is PlacementMode.DECOUPLED else ", or bundles by hand"
     return ConfigurationError(
         f"{wanted} do not fit: there are devices enough, but {why}; choose ranks that divide a"
-        " node's devices, give fewer replicas, or more nodes in placement.nodes"
+        f" node's devices, give fewer replicas, more nodes in placement.nodes{by_hand}"
     )

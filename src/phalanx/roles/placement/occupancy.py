@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, islice
 
 from phalanx.schema.job_placement import ClusterSpec
 
@@ -40,20 +40,19 @@ class Occupancy:
                 taken[device] = 1
 
     def engines(
-        self, phases: Sequence[str], size: int, count: int, num_nodes: int
+        self, phases: Sequence[str], size: int, count: int, num_nodes: int, *, tight: bool = False
     ) -> list[int] | None:
-        """Free devices for `count` engines of `size`, engine by engine; None where there are not so
-        many. An engine is on one node, or fills `num_nodes` of them.
+        """Free devices for `count` engines of `size`, engine by engine in their order; None where
+        there are not so many. An engine is on one node, or fills `num_nodes` of them. The first free
+        ones are taken or, with `tight`, those in the smallest gaps.
         """
-        found: list[int] = []
         places = (
-            self._inside(phases, size) if num_nodes == 1 else self._whole(phases, size, num_nodes)
+            self._inside(phases, size, tight)
+            if num_nodes == 1
+            else self._whole(phases, size, num_nodes)
         )
-        for devices in places:
-            if len(found) == size * count:
-                break
-            found += devices
-        return found if len(found) == size * count else None
+        engines = sorted(islice(places, count), key=lambda devices: devices[0])
+        return list(chain.from_iterable(engines)) if len(engines) == count else None
 
     def anywhere(self, phases: Sequence[str], count: int) -> list[int] | None:
         """Free devices together on one node where that can be, else the first ones that are free."""
@@ -63,12 +62,15 @@ class Occupancy:
         free = [device for start, end in self._runs(phases) for device in range(start, end)]
         return free[:count] if len(free) >= count else None
 
-    def _inside(self, phases: Sequence[str], size: int) -> Iterator[range]:
-        for start, end in self._runs(phases):
+    def _inside(self, phases: Sequence[str], size: int, tight: bool) -> Iterator[range]:
+        runs: Iterable[tuple[int, int]] = self._runs(phases)
+        if tight:
+            runs = sorted(runs, key=lambda run: run[1] - run[0])
+        for start, end in runs:
             for first in range(start, end - size + 1, size):
                 yield range(first, first + size)
 
-    def _whole(self, phases: Sequence[str], size: int, num_nodes: int) -> Iterator[list[int]]:
+    def _whole(self, phases: Sequence[str], size: int, num_nodes: int) -> Iterator[Sequence[int]]:
         engine: list[int] = []
         for start, end in self._runs(phases):
             whole = self.node(self.node_of(start))
