@@ -82,10 +82,11 @@ def _check_phalanx(options: Mapping[str, object], ranks: int) -> None:
     world = _parallel(options).infer_replica_world_size() if said else ranks
     if world * copies == ranks:
         return
-    shown = f"{world} ranks" if copies == 1 else f"replicas={copies} x {world} ranks"
-    way = f"set ranks to {world * copies}" if said else "say tp too"
+    made = world * copies
+    shown = f"{made} ranks" if copies == 1 else f"replicas={copies} x {world} ranks = {made}"
+    way = f"set ranks to {made}" if said else "say tp too"
     raise ConfigurationError(
-        f"engine_args make {shown} = {world * copies}, and ranks={ranks}; {way}, or leave out"
+        f"engine_args make {shown}, and ranks={ranks}; {way}, or leave out"
         " replicas, tp and parallel.*, which are then derived"
     )
 

@@ -14,6 +14,8 @@ from phalanx.schema.roles import InferenceRoleSpec, Ownership, PlacementMode, ch
 
 TRAINER = "trainer"
 """The trainer's name among the roles that phases and leases are about; no role may have it."""
+MAX_DEVICES = 1_000_000
+"""Of a plan: more than a cluster has, and few enough to be planned in seconds."""
 ACTOR_GROUP = "actor"
 """The placement group of a job whose roles share the trainer's devices."""
 

@@ -132,13 +132,13 @@ def test_i67_a_bundle_that_is_given_twice_is_refused():
             "engine_args.dp_size=3 does not divide tp_size=4",
         ),
         ("sglang", 4, {"tp_size": 0}, "engine_args.tp_size=0 must be a whole number from 1"),
-        ("phalanx", 4, {"tp": 2}, "engine_args make 2 ranks = 2, and ranks=4; set ranks to 2"),
+        ("phalanx", 4, {"tp": 2}, "engine_args make 2 ranks, and ranks=4; set ranks to 2"),
         ("phalanx", 2, {"replicas": 2}, "engine_args make replicas=2 x 2 ranks = 4, and ranks=2"),
         (
             "phalanx",
             4,
             {"parallel.outer.pipeline_size": 2, "parallel.dense.tp_size": 4},
-            "engine_args make 8 ranks = 8, and ranks=4",
+            "engine_args make 8 ranks, and ranks=4",
         ),
         (
             "phalanx",
@@ -217,7 +217,7 @@ def test_i69_no_room_beside_what_was_given_is_refused():
         ),
         (
             {**PHASES, "x": ("techer",)},
-            "x has 'techer', which is no role of this job; did you mean",
+            "placement.phases: x has 'techer', which is no role of this job; did you mean",
         ),
         ({**PHASES, "x": ()}, "placement.phases: x has no roles; name some of rollout, genrm"),
         ({**PHASES, "x": ("genrm", "genrm")}, "placement.phases: x has 'genrm' twice"),

@@ -127,8 +127,39 @@ def student(keys: str) -> str:
             "node 'a' is given 2 times",
         ),
         ("{devices_per_node: 0}", ROLES, "placement: devices_per_node=0 must be at least 1"),
-        ("{device_memory_mib: 0}", ROLES, "placement: device_memory_bytes=0 must be at least 1"),
-        ("{mode: split, phases: [rolout]}", ROLES, "rolout has 'rolout', which is no role of this"),
+        ("{device_memory_mib: 0}", ROLES, "placement: device_memory_mib=0 must be from 1 to"),
+        (
+            "{device_memory_mib: 9999999999999}",
+            ROLES,
+            "device_memory_mib=9999999999999 must be from",
+        ),
+        (
+            "{nodes: 1000000000, devices_per_node: 8}",
+            ROLES,
+            "placement: nodes=1000000000 of devices_per_node=8 are 8,000,000,000 devices, and a plan"
+            " has at most 1,000,000",
+        ),
+        (
+            "{nodes: [{name: a, devices: 10000000000}]}",
+            ROLES,
+            "placement: nodes are 10,000,000,000 devices, and a plan has at most 1,000,000",
+        ),
+        (
+            "{mode: split, trainer_devices: 3000000}",
+            ROLES,
+            "needs 3,000,009 devices (rollout 4, genrm 1, teacher 4, trainer 3,000,000), and a plan"
+            " has at most 1,000,000; give fewer replicas, smaller ranks or fewer trainer_devices",
+        ),
+        (
+            "split",
+            student("bundles: [99999999999]"),
+            f"{STUDENT}.bundles has 99999999999, and a plan has at most 1,000,000 devices",
+        ),
+        (
+            "{mode: split, phases: [rolout]}",
+            ROLES,
+            "placement.phases has 'rolout', which is no role of this",
+        ),
         (
             "{mode: split, phases: [{name: a}]}",
             ROLES,

@@ -48,6 +48,8 @@ def _check_names(request: PlacementRequest) -> None:
     seen: set[str] = set()
     for phase in request.phases:
         place = f"placement.phases: {phase.name}"
+        # A name alone is both.
+        named = "placement.phases" if phase.roles == (phase.name,) else place
         if phase.name in seen:
             raise ConfigurationError(
                 f"{place} is given twice; give it once, or name the second one otherwise"
@@ -61,7 +63,7 @@ def _check_names(request: PlacementRequest) -> None:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1, 0.0)[0]
                 raise ConfigurationError(
-                    f"{place} has {name!r}, which is no role of this job; did you mean {near!r}?"
+                    f"{named} has {name!r}, which is no role of this job; did you mean {near!r}?"
                     f" (allowed: {', '.join(known)})"
                 )
             if phase.roles.count(name) > 1:

@@ -15,6 +15,7 @@ from phalanx.roles.placement.layout import ALWAYS, Devices, Turns, lay_out
 from phalanx.roles.placement.phase_order import phases_of, turns
 from phalanx.schema.job_placement import (
     ACTOR_GROUP,
+    MAX_DEVICES,
     TRAINER,
     ClusterSpec,
     NodeSpec,
@@ -73,13 +74,32 @@ def _laid_out(
                 f"{claim.place}.nodes={claim.num_nodes}, and placement says nothing of nodes; give"
                 " placement.nodes and placement.devices_per_node, or leave nodes out"
             )
-    enough = sum(claim.num_devices for claim in claims)
-    given = [bundle for claim in claims for bundle in claim.given]
-    roomy = replace(cluster, nodes=(NodeSpec(FIRST_NODE, max(given, default=0) + 1 + enough),))
+    roomy = replace(cluster, nodes=(NodeSpec(FIRST_NODE, _enough_devices(claims)),))
     check_shapes(claims, roomy)
     devices = lay_out(claims, roomy, taken_in, mode)
     used = max((max(mine) + 1 for mine in devices.values()), default=0)
     return replace(cluster, nodes=(NodeSpec(FIRST_NODE, used),)), devices
+
+
+def _enough_devices(claims: Sequence[Claim]) -> int:
+    """For all claims on one node, wherever the bundles are that some were given by hand."""
+    for claim in claims:
+        if max(claim.given, default=0) >= MAX_DEVICES:
+            raise ConfigurationError(
+                f"{claim.place}.bundles has {max(claim.given)}, and a plan has at most"
+                f" {MAX_DEVICES:,} devices; choose smaller numbers, or leave bundles out"
+            )
+    needed: dict[str, int] = {}
+    for claim in claims:
+        needed[claim.user] = needed.get(claim.user, 0) + claim.num_devices
+    total = sum(needed.values())
+    if total > MAX_DEVICES:
+        who = ", ".join(f"{user} {count:,}" for user, count in needed.items())
+        raise ConfigurationError(
+            f"the job needs {total:,} devices ({who}), and a plan has at most {MAX_DEVICES:,}; give"
+            " fewer replicas, smaller ranks or fewer trainer_devices"
+        )
+    return total + 1 + max((bundle for claim in claims for bundle in claim.given), default=0)
 
 
 def check_role_names(roles: Sequence[InferenceRoleSpec]) -> None:

@@ -10,6 +10,7 @@ from phalanx.roles.file_section import file_section
 from phalanx.roles.job_sections import GroupSection, NodeSection, PhaseSection, PlacementSection
 from phalanx.roles.placement.phase_order import TRAIN
 from phalanx.schema.job_placement import (
+    MAX_DEVICES,
     TRAINER,
     ClusterSpec,
     NodeSpec,
@@ -25,6 +26,7 @@ from phalanx.schema.roles import (
 )
 
 _MIB = 1 << 20
+_MAX_MIB = 1 << 40
 _KEY = "placement"
 
 
@@ -42,8 +44,7 @@ def placement_request(
 ) -> PlacementRequest:
     """What a planner is asked for these roles. Raises `ConfigurationError`."""
     try:
-        memory = section.device_memory_mib
-        cluster = ClusterSpec(_nodes(section, source), None if memory is None else memory * _MIB)
+        cluster = ClusterSpec(_nodes(section, source), _device_memory_bytes(section))
         phases = tuple(
             _phase(value, f"{_KEY}.phases[{index}]", source, roles)
             for index, value in enumerate(section.phases)
@@ -131,6 +132,13 @@ def group_placement(section: GroupSection) -> ModelPlacement | None:
     return ModelPlacement(Ownership.CONTROLLER, section.bundles, (), None, None)
 
 
+def _device_memory_bytes(section: PlacementSection) -> int | None:
+    memory = section.device_memory_mib
+    if memory is not None and not 1 <= memory <= _MAX_MIB:
+        raise ConfigurationError(f"device_memory_mib={memory} must be from 1 to {_MAX_MIB}")
+    return None if memory is None else memory * _MIB
+
+
 def _nodes(section: PlacementSection, source: str) -> tuple[NodeSpec, ...]:
     each = section.devices_per_node
     if each is not None and each < 1:
@@ -139,6 +147,8 @@ def _nodes(section: PlacementSection, source: str) -> tuple[NodeSpec, ...]:
         if section.nodes < 1:
             raise ConfigurationError(f"nodes={section.nodes} must be at least 1")
         if each is not None:
+            said = f"nodes={section.nodes} of devices_per_node={each}"
+            _check_num_devices(section.nodes * each, said)
             return tuple(NodeSpec(f"node-{number}", each) for number in range(section.nodes))
         if section.nodes > 1:
             raise ConfigurationError(
@@ -157,7 +167,15 @@ def _nodes(section: PlacementSection, source: str) -> tuple[NodeSpec, ...]:
         made.append(NodeSpec(node.name, devices))
     if not made:
         raise ConfigurationError("nodes is empty; list at least one, or leave nodes out")
+    _check_num_devices(sum(node.num_devices for node in made), "nodes")
     return tuple(made)
+
+
+def _check_num_devices(count: int, said: str) -> None:
+    if count > MAX_DEVICES:
+        raise ConfigurationError(
+            f"{said} are {count:,} devices, and a plan has at most {MAX_DEVICES:,}; give fewer"
+        )
 
 
 def _phase(value: object, path: str, source: str, roles: Sequence[InferenceRoleSpec]) -> PhaseSpec:
