@@ -196,10 +196,11 @@ class ControlProcess:
             steps.push_async_callback(self._machinery.launcher.close)
             steps.push_async_callback(self._door.close)
             steps.callback(self._api.close)
+            steps.push_async_callback(self._coordinator.close)
             steps.push_async_callback(self._gateway.stop)
             steps.push_async_callback(self._end_tasks)
             # What it does is ended here; what it has begun, by the managers.
-            await self._coordinator.close()
+            await self._coordinator.end()
             managers = self._managers.values()
             raise_failures(
                 "the job did not stop as it should",

@@ -9,10 +9,17 @@ import httpx
 import pytest
 
 from phalanx.client import AsyncPhaseClient
-from phalanx.errors import ConfigurationError, RoleOperationFailedError, RoleOperationRefusedError
+from phalanx.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    RoleOperationFailedError,
+    RoleOperationRefusedError,
+)
+from phalanx.roles.coordination.journal import FileJournal
 from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import Holding
 from tests.roles.control.jobs import fake_job
+from tests.roles.control.test_control_process import until
 
 FILE = """
 gateway: {http_port: 0, drain_timeout_s: 0.1}
@@ -147,5 +154,32 @@ def test_i94_a_job_without_a_placement_has_phases_that_move_nothing(tmp_path):
                     assert (await client.enter(phase, "1")).mode == "decoupled"
                     assert set(states(job).values()) == {"ready"}
                 await client.enter("rollout", "2")
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_stops_is_followed_and_hears_its_trainer_until_it_has_stopped(tmp_path):
+    async def scenario():
+        async with fake_job(tmp_path, FILE) as job:
+            await job.process.start()
+            async with AsyncPhaseClient(job.process.control_url) as client:
+                await client.enter("rollout", "1")
+                job.world.engine("student/0").send(3600.0)
+                closing = asyncio.create_task(job.process.close())
+                await until(job, "stopping")
+                try:
+                    before = await client.phases()
+                    waiting = asyncio.create_task(client.wait(before.number))
+                    assert await client.phases() == before
+                    attached = await client.attach("t")
+                    assert (await waiting).number == attached.number != before.number
+                    with pytest.raises(DeadlineExceededError, match="stopping"):
+                        await client.enter("genrm", "1", timeout_s=0.2)
+                finally:
+                    job.process.stop(now=True)
+            await closing
+        remembered = FileJournal(tmp_path / "run" / "job.journal").read()
+        assert remembered is not None
+        assert remembered.state.trainer is not None
 
     asyncio.run(scenario())

@@ -168,11 +168,15 @@ class LifecycleCoordinator:
         if not self._is_changing and self._turns.look_again():
             self._book.save()
 
-    async def close(self) -> None:
+    async def end(self) -> None:
         """No operation begins any more, and what runs is cancelled: what it has begun is to be
-        stopped by whoever stops the roles.
+        stopped by whoever stops the roles. The trainer is still heard.
         """
         await self._operations.close()
+
+    async def close(self) -> None:
+        """As `end`, and nothing is written down any more."""
+        await self.end()
         self.abandon()
 
     def abandon(self) -> None:
