@@ -117,7 +117,7 @@ def test_the_order_of_judge_and_teacher_is_the_callers(needs):
     with_roles(run)
 
 
-def test_what_the_teacher_is_asked_may_be_said_after_the_judge():
+def test_complaint_relax_237_what_the_teacher_is_asked_may_be_said_after_the_judge():
     async def run(roles):
         needs = (Scoring.JUDGE, Scoring.TEACHER)
         batch = await DeferredBatch.open(MemoryStore(), "s1", needs)

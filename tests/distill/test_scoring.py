@@ -195,7 +195,7 @@ def test_requests_that_cannot_be_met_are_refused_before_any_is_sent():
     asyncio.run(run())
 
 
-def test_carried_over_samples_are_not_asked_about_again():
+def test_complaint_relax_242_carried_over_samples_are_not_asked_about_again():
     """Not by the same version of the teacher; by another one all are."""
 
     async def run():

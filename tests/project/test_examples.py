@@ -92,7 +92,7 @@ def test_the_demo_runs():
 
 
 @pytest.mark.long
-def test_the_demo_of_roles_runs():
+def test_complaint_primerl_2627_complaint_verl_1459_one_command_starts_judge_and_teacher_too():
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "roles_demo.py"], capture_output=True, text=True
     )

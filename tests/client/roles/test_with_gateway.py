@@ -99,7 +99,9 @@ def published(math: FakeEngine, code: FakeEngine) -> list[RoleContent]:
 
 
 @pytest.mark.parametrize("kind", ["generate", "chat"])
-def test_i6_i41_direct_and_through_the_gateway_are_answered_and_refused_alike(kind):
+def test_i6_i41_complaint_skyrl_845_direct_and_through_the_gateway_are_answered_and_refused_alike(
+    kind,
+):
     async def scenario():
         math, code = FakeEngine("math/0", told), FakeEngine("code/0", told)
         async with both(math, code) as (front, direct, through):

@@ -52,7 +52,9 @@ def answer(url: str, role: str) -> int:
     return post(f"{url}/{role}/generate", ASK)[0]
 
 
-def test_i91_two_roles_take_turns_on_one_device_by_the_client_and_the_command(shared):
+def test_i91_complaint_verl_7307_student_and_teacher_take_turns_on_one_device_by_client_and_command(
+    shared,
+):
     job, url = shared
     assert (answer(url, "rollout"), answer(url, "teacher")) == (503, 503)
     with PhaseClient(control(job)) as phases:

@@ -152,7 +152,7 @@ def test_a_version_that_is_not_everywhere_is_looked_for_without_a_word():
     run(scenario)
 
 
-def test_d13_where_weights_come_from_is_said_by_each_model_whatever_its_role():
+def test_d13_complaint_relax_293_where_weights_come_from_is_said_by_each_model_whatever_its_role():
     async def scenario():
         c = case(model("fixed"), trained("actor", name="moving"), health_interval_s=1000.0)
         await c.manager.start()
