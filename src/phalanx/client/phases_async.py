@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -117,7 +117,9 @@ class AsyncPhaseClient:
         """
         asked = Recover(operation_id or _new_id(), tuple(holds_nothing))
         async with self._call("recover", timeout_s) as asking:
-            return await asking.in_turn("/v1/phases/recover", asked)
+            return await asking.of_now(
+                "/v1/phases/recover", lambda seen: msgspec.structs.replace(asked, seen=seen)
+            )
 
     async def attach(
         self,
@@ -134,13 +136,16 @@ class AsyncPhaseClient:
         """
         number = None if elsewhere else (os.getpid() if pid is None else pid)
         async with self._call("attach", timeout_s) as asking:
-            asked = AttachTrainer(trainer_id, holds, number)
-            return await asking.in_turn("/v1/trainer/attach", asked)
+            return await asking.of_now(
+                "/v1/trainer/attach", lambda seen: AttachTrainer(trainer_id, holds, number, seen)
+            )
 
     async def release(self, trainer_id: str, *, timeout_s: float | None = None) -> PhasesDocument:
         """Tell that the trainer has given the memory on its devices back."""
         async with self._call("release", timeout_s) as asking:
-            return await asking.in_turn("/v1/trainer/release", ReleaseTrainer(trainer_id))
+            return await asking.of_now(
+                "/v1/trainer/release", lambda seen: ReleaseTrainer(trainer_id, seen)
+            )
 
     async def close(self) -> None:
         """Calls that still run end with `EngineUnavailableError`. Again changes nothing."""
@@ -187,9 +192,22 @@ class _Asking:
                 return await self.insist(path, asked)
             except TryAgainError as error:
                 self.problem = str(error)
+            await self._end_of_transition()
+
+    async def _end_of_transition(self) -> None:
+        document = await self.insist("/v1/phases", None)
+        while document.transition is not None:
+            document = await self.insist(f"/v1/phases?after={document.number}&wait_s=20", None)
+
+    async def of_now(self, path: str, asked: Callable[[int], msgspec.Struct]) -> PhasesDocument:
+        """As `in_turn`, for what is true at the number that it is given and perhaps not later."""
+        while True:
             document = await self.insist("/v1/phases", None)
-            while document.transition is not None:
-                document = await self.insist(f"/v1/phases?after={document.number}&wait_s=20", None)
+            try:
+                return await self.insist(path, asked(document.number))
+            except TryAgainError as error:
+                self.problem = str(error)
+            await self._end_of_transition()
 
     async def insist(self, path: str, asked: msgspec.Struct | None) -> PhasesDocument:
         """Ask until somebody answers."""

@@ -31,27 +31,33 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Recover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Find out what everybody holds of whom nobody is certain. `holds_nothing` names those for whom
-    the caller vouches (a role, or the trainer).
+    the caller vouches (a role, or the trainer). `seen`: see `AttachTrainer`.
     """
 
     operation_id: str
     holds_nothing: tuple[str, ...] = ()
+    seen: int | None = None
 
 
 class AttachTrainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trainer's process tells of itself before it enters a phase, and again after it was started
     anew. `pid` is on the control process's machine, which then knows when it ends.
+
+    `seen` is the number of the document that the caller saw last: what was said before the trainer
+    got its devices is no word on what it holds now, however late it arrives. None: said just now.
     """
 
     trainer_id: str
     holds: bool = False
     pid: int | None = None
+    seen: int | None = None
 
 
 class ReleaseTrainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer has given its devices' memory back."""
+    """The trainer has given its devices' memory back. `seen`: see `AttachTrainer`."""
 
     trainer_id: str
+    seen: int | None = None
 
 
 class Holding(enum.StrEnum):

@@ -146,6 +146,8 @@ class LifecycleCoordinator:
         meaning = "recover" + (f" on the word that {vouched} holds nothing" if vouched else "")
 
         def begin() -> tuple[RunningOperation, Act]:
+            if TRAINER in asked.holds_nothing:
+                self._turns.trainer.check_seen(asked.seen)
             return self._operation(meaning, None, lambda: self._recover(asked))
 
         await self._operations.run(asked.operation_id, meaning, begin)
@@ -154,6 +156,7 @@ class LifecycleCoordinator:
     def attach(self, asked: AttachTrainer) -> PhasesDocument:
         """The trainer tells of itself, and whether it has memory on its devices."""
         self._turns.attach(asked, changing=self._is_changing)
+        self._trainer_got()
         self._save_trainer()
         return self.document
 
@@ -220,6 +223,8 @@ class LifecycleCoordinator:
         except PhalanxError:
             self._book.publish()
             raise
+        if TRAINER in phase.roles:
+            self._trainer_got()
         self._step(PUBLISH)
         self._book.put(
             replace(
@@ -257,6 +262,9 @@ class LifecycleCoordinator:
         except RoleOperationFailedError as error:
             # Nobody has asked for it, and the next start finds out by itself.
             self._tell(TRAINER, EventKind.FAILED, str(error))
+
+    def _trainer_got(self) -> None:
+        self._turns.trainer.got(self._book.state.number + 1)
 
     def _save_trainer(self) -> None:
         if not self._is_changing:

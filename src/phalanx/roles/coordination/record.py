@@ -30,13 +30,14 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trainer that has told of itself. `started` tells its process from a later one of the same
-    `pid`.
+    `pid`. `since` is the number of the change by which it last got its devices.
     """
 
     trainer_id: str
     pid: int | None = None
     started: str | None = None
     holding: Holding = Holding.NOTHING
+    since: int = 0
 
 
 class PhaseState(msgspec.Struct, frozen=True, kw_only=True):

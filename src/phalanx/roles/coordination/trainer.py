@@ -16,6 +16,7 @@ import msgspec
 
 from phalanx.errors import ConfigurationError, RoleOperationRefusedError
 from phalanx.roles.coordination.order import check_label
+from phalanx.roles.coordination.phase_operations import PhaseBusyError
 from phalanx.roles.coordination.record import TrainerRecord
 from phalanx.wire.phases import AttachTrainer, Holding
 
@@ -138,6 +139,23 @@ class Trainer:
             raise RoleOperationRefusedError(
                 f"{trainer_id!r} is not the trainer of this job: {who}; attach first"
             )
+
+    def check_seen(self, seen: int | None) -> None:
+        """Raises `PhaseBusyError` for what was said before the trainer got its devices: it may have
+        taken long to come here, and is no word on what the trainer holds now.
+        """
+        known = self.record
+        if known is not None and seen is not None and seen < known.since:
+            raise PhaseBusyError(
+                f"seen={seen}: trainer {known.trainer_id!r} has told of itself or got its devices"
+                f" since then, at number {known.since}; look at GET /v1/phases, and say it again if"
+                " it is so"
+            )
+
+    def got(self, number: int) -> None:
+        """With this change, its devices, or its word on them."""
+        if self.record is not None:
+            self.record = msgspec.structs.replace(self.record, since=number)
 
     def now_holds(self, holding: Holding) -> None:
         if self.record is not None:

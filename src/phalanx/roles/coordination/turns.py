@@ -12,6 +12,7 @@ from phalanx.errors import PhalanxError, RoleOperationFailedError, RoleOperation
 from phalanx.roles.coordination.leases import LeaseTable
 from phalanx.roles.coordination.moves import Moves, Tell, UncertainError
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
+from phalanx.roles.coordination.record import TrainerRecord
 from phalanx.roles.coordination.schedule import Schedule
 from phalanx.roles.coordination.steps import ACTIVATE, CLEAR, TAKE, Step
 from phalanx.roles.coordination.tenants import Tenant
@@ -72,6 +73,7 @@ class Turns:
         Raises `UncertainError`, after which the job is blocked, and `RoleOperationFailedError` where
         nobody holds anything. `save` is called with the new leases, before anything is loaded.
         """
+        trainer = self.trainer.record
         step(CLEAR)
         await self._clear(phase.roles)
         coming = [name for name in phase.roles if name in self._shared]
@@ -84,9 +86,9 @@ class Turns:
             save()
             await self._moves.fill(roles)
             self._check_ready(phase)
-            self._hand_over(coming)
+            self._hand_over(coming, trainer)
         except PhalanxError:
-            self._end_trainers_lease("its phase has not begun")
+            self.settle()
             await self._clear()
             raise
 
@@ -131,12 +133,14 @@ class Turns:
         Raises `RoleOperationRefusedError` where it may not hold what it holds, or is another one.
         """
         started = self.trainer.check_attach(asked)
-        if TRAINER in self._shared and asked.holds and not self.leases.holds(TRAINER):
-            if changing:
-                raise PhaseBusyError(
-                    "devices change hands at this moment; give their memory back, and enter the"
-                    " trainer's phase to have them"
-                )
+        self.trainer.check_seen(asked.seen)
+        has_it = self.leases.holds(TRAINER)
+        if changing and (has_it or (TRAINER in self._shared and asked.holds)):
+            raise PhaseBusyError(
+                "devices change hands at this moment; give their memory back, and enter the"
+                " trainer's phase to have them"
+            )
+        if TRAINER in self._shared and asked.holds and not has_it:
             self.leases.take([TRAINER])
             devices = ", ".join(self.leases.bundles(TRAINER))
             self._tell(TRAINER, EventKind.LEASE, f"has the lease of {devices}")
@@ -147,6 +151,7 @@ class Turns:
     def release(self, asked: ReleaseTrainer) -> None:
         """The trainer holds nothing any more."""
         self.trainer.check_is(asked.trainer_id)
+        self.trainer.check_seen(asked.seen)
         self.trainer.now_holds(Holding.NOTHING)
 
     def settle(self) -> None:
@@ -169,11 +174,17 @@ class Turns:
     def _role_holders(self) -> list[str]:
         return [name for name in self.leases.holders if name != TRAINER]
 
-    def _hand_over(self, coming: Iterable[str]) -> None:
-        """From the answer on the trainer may have memory there."""
+    def _hand_over(self, coming: Iterable[str], asked: TrainerRecord | None) -> None:
+        """From the answer on the trainer may have memory there, if it is the one of before."""
         if TRAINER in coming:
-            if self.trainer.record is None:
+            now = self.trainer.record
+            if now is None:
                 raise RoleOperationFailedError("the trainer has ended before its phase began")
+            if asked is None or now.since != asked.since:
+                raise RoleOperationFailedError(
+                    f"trainer {now.trainer_id!r} has told of itself anew before its phase began; it"
+                    " enters it again"
+                )
             self.trainer.now_holds(Holding.MEMORY)
 
     def _check_ready(self, phase: PhaseSpec) -> None:
