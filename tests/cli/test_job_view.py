@@ -117,6 +117,8 @@ def test_an_event_is_a_line():
     weights = event(EventKind.WEIGHTS, "7", model="student")
     assert event_line(weights).endswith(" rollout/student: weights 7")
     assert event_line(event(EventKind.OPERATION, "stopping", role="")).endswith(" stopping")
+    lease = event(EventKind.LEASE, "gave up n0:0")
+    assert event_line(lease).endswith(" rollout: gave up n0:0")
     assert event_line(event(EventKind.PUBLISHED, "revision 3")) is None
 
 

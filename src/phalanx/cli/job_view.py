@@ -43,6 +43,8 @@ def watch_job(client: ControlClient) -> None:
                 job = client.job()
     except KeyboardInterrupt:
         return
+    except NoJobError:
+        print("the job has ended")
 
 
 def print_phases(document: PhasesDocument, *, as_json: bool) -> None:
@@ -64,6 +66,8 @@ def watch_phases(client: ControlClient) -> None:
                 document = client.phases(document.number, _WAIT_S)
     except KeyboardInterrupt:
         return
+    except NoJobError:
+        print("the job has ended")
 
 
 def _console() -> Console:

@@ -128,12 +128,16 @@ def _state(state: str) -> Text:
     return Text(state, style=STYLES.get(state, "bold red" if state == "blocked" else ""))
 
 
+_PLAIN = (EventKind.STATE, EventKind.OPERATION, EventKind.LEASE)
+"""What these say is a whole phrase."""
+
+
 def event_line(event: RoleEvent) -> str | None:
     """An event on one line; None for one that says nothing to people."""
     if event.kind is EventKind.PUBLISHED:
         return None
     who = "/".join(filter(None, (event.role, event.engine_id or event.model)))
-    plain = event.kind in (EventKind.STATE, EventKind.OPERATION) or not who
+    plain = event.kind in _PLAIN or not who
     told = on_one_line(event.detail if plain else f"{event.kind} {event.detail}")
     moment = datetime.fromtimestamp(event.wall_s).strftime("%H:%M:%S")
     return f"{moment} {who}: {told}" if who else f"{moment} {told}"
