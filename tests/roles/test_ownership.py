@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import re
 from pathlib import Path
 
 from phalanx.gateway import gateway as gateway_module
@@ -21,6 +22,7 @@ from tests.roles.control.jobs import fake_job
 from tests.roles.manager.case import case, run
 
 GATEWAY = Path(gateway_module.__file__).parent
+PRODUCT = GATEWAY.parent
 ALL_ROLES = """
 gateway: {http_port: 0, drain_timeout_s: 0.1}
 roles:
@@ -101,3 +103,19 @@ def test_i8_a_manager_knows_its_own_role_alone_and_gives_phases_no_order():
     run(scenario)
     parameters = list(inspect.signature(InferenceManager).parameters)
     assert parameters == ["spec", "backends", "registry", "clock", "events"]
+
+
+def test_i94_phases_and_operators_who_are_refused_in_them_are_all_who_move_a_role():
+    """Nothing else calls these of a manager, and no actor of a cluster is asked for by a name."""
+    callers, asked = set(), set()
+    for path in sorted(PRODUCT.rglob("*.py")):
+        where = path.relative_to(PRODUCT)
+        if where.parts[0] not in ("bench", "testing"):
+            text = path.read_text()
+            calls = re.findall(r"(?:^|[ ._])manager\.(activate|drain|deactivate)\(", text)
+            callers |= {(where.as_posix(), act) for act in calls}
+            asked |= set(re.findall(r"\.(get_placement_group|get_actor|list_named_actors)\(", text))
+    by_phases = {("roles/coordination/tenants.py", act) for act in ("activate", "deactivate")}
+    by_operators = {("roles/control_app.py", act) for act in ("activate", "drain", "deactivate")}
+    assert callers == by_phases | by_operators
+    assert asked == {"get_placement_group"}
