@@ -149,6 +149,20 @@ class PlacementPlan:
         """The placement group of that name; it has to exist."""
         return next(group for group in self.groups if group.name == name)
 
+    def to_scale_into(self) -> Iterator[ReplicaPlacement]:
+        """Replicas that are none yet, on the bundles that their models keep for them. Only a model of
+        one group of replicas is scaled.
+        """
+        for role in self.roles:
+            name = role.role if self.mode is PlacementMode.DECOUPLED else ACTOR_GROUP
+            for model in (each for each in role.models if len(each.engine_groups) == 1):
+                (group,) = model.engine_groups
+                size = group.ranks_per_replica
+                kept = () if group.placement is None else group.placement.bundle_indices
+                for ordinal in range(group.num_replicas, len(kept) // size):
+                    mine = kept[ordinal * size : (ordinal + 1) * size]
+                    yield ReplicaPlacement(role.role, model.name, 0, ordinal, name, mine)
+
     def bundles(self, replica: ReplicaPlacement) -> tuple[Bundle, ...]:
         """A replica's devices, rank by rank."""
         group = self.group(replica.placement_group)

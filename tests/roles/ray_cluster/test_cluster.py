@@ -13,11 +13,12 @@ from phalanx.roles.ray_cluster.cluster import RawGroup, bundle
 from phalanx.roles.ray_cluster.machines import NoRoomError
 from phalanx.roles.ray_cluster.observed import PlacementMismatchError
 from phalanx.schema.job_placement import PlacementPlan
-from phalanx.schema.roles import Ownership, PlacementMode
+from phalanx.schema.roles import ModelPlacement, Ownership, PlacementMode
 from tests.roles.launching.processes import wait_for_end, watched
 from tests.roles.launching.specs import launch_of
 from tests.roles.ray_cluster.plans import planned, role_of
 from tests.roles.ray_cluster.running import (
+    TELLING,
     actors_there,
     all_free,
     bound,
@@ -133,6 +134,27 @@ def test_i74_a_group_that_is_somebody_elses_is_found_by_its_name_and_stays(clust
         assert made.groups["teacher"].owner is Ownership.EXTERNAL
         await cluster.remove_group(theirs)
         await all_free(cluster)
+
+    asyncio.run(main())
+
+
+def test_i73_bundles_that_are_kept_to_scale_into_are_a_new_replicas(cluster, tmp_path):
+    kept = ModelPlacement(Ownership.CONTROLLER, (1, 2, 6, 7), (), None, None)
+    roles = [role_of("rollout", sglang(ranks_per_replica=2, placement=kept))]
+    plan = planned(roles, 4, 4, mode=PlacementMode.SPLIT)
+
+    async def main() -> None:
+        async with (
+            bound(cluster, plan) as made,
+            launching(cluster, made, tmp_path, TELLING) as launcher,
+        ):
+            model = plan.roles[0].models[0]
+            replicas = [await launcher.launch(launch_of(model, ordinal)) for ordinal in range(2)]
+            parts = [part.node for each in replicas for part in each.parts]
+            assert [part.devices for part in parts] == [(1, 2), (2, 3)]
+            assert len({part.address for part in parts}) == 2
+            with pytest.raises(ConfigurationError, match="has no devices in the plan"):
+                await launcher.launch(launch_of(model, 2))
 
     asyncio.run(main())
 

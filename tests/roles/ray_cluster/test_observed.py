@@ -16,7 +16,7 @@ from phalanx.roles.ray_cluster.observed import (
     replaced,
 )
 from phalanx.schema.job_placement import ACTOR_GROUP
-from phalanx.schema.roles import EngineGroupSpec, PlacementMode
+from phalanx.schema.roles import EngineGroupSpec, ModelPlacement, Ownership, PlacementMode
 from tests.roles.ray_cluster.plans import planned, role_of
 
 A, B = (Machine(f"id-{n}", f"127.0.0.{n}", f"host-{n}", 4, 4) for n in (2, 3))
@@ -108,6 +108,18 @@ def test_i73_a_replica_must_not_straddle_machines():
     plan = planned([role_of("rollout", EngineGroupSpec(ranks_per_replica=2))], 4)
     said = refusal(plan, [(A, 3), (B, 0)])
     assert "planned with 2 on node-0" in said and "127.0.0.2:3, 127.0.0.3:0" in said
+
+
+def test_i73_bundles_to_scale_into_are_checked_too():
+    kept = ModelPlacement(Ownership.CONTROLLER, (0, 1, 2, 3), (), None, None)
+    plan = planned(
+        [role_of("rollout", EngineGroupSpec(ranks_per_replica=2, placement=kept))],
+        4,
+        mode=PlacementMode.SPLIT,
+    )
+    found = places((A, 0), (A, 1), (A, 2), (B, 0))
+    with pytest.raises(PlacementMismatchError, match="the devices of rollout/rollout/1"):
+        check_layout(plan, plan.group(ACTOR_GROUP), found, MACHINES)
 
 
 def test_i73_devices_of_a_replica_must_be_neighbours():

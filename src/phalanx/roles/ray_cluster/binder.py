@@ -44,8 +44,10 @@ class BoundPlacement:
         return tuple(group for group in found if group.owner is owner)
 
     def places(self, role: str, engine_id: str) -> tuple[Place, ...] | None:
-        """Of a replica, rank by rank; None for one that the plan does not know."""
-        for replica in self.plan.replicas:
+        """Of a replica, rank by rank, also of one that its model is scaled to; None for one that the
+        plan does not know.
+        """
+        for replica in (*self.plan.replicas, *self.plan.to_scale_into()):
             if (replica.role, replica.engine_id) == (role, engine_id):
                 places = self.groups[replica.placement_group].places
                 return tuple(places[index] for index in replica.bundle_indices)

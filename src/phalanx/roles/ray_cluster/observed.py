@@ -145,7 +145,7 @@ def parts_of(places: Sequence[Place]) -> tuple[NodePart, ...]:
 def _users(plan: PlacementPlan, group: PlacementGroupPlan) -> list[tuple[str, tuple[int, ...]]]:
     users = [
         (f"{replica.role}/{replica.engine_id}", replica.bundle_indices)
-        for replica in plan.replicas
+        for replica in (*plan.replicas, *plan.to_scale_into())
         if replica.placement_group == group.name
     ]
     if group.name == ACTOR_GROUP and plan.trainer_bundles:
