@@ -62,7 +62,7 @@ def test_the_same_id_with_another_meaning_is_refused_also_while_it_runs():
     run(scenario)
 
 
-def test_the_outcome_is_known_after_a_restart():
+def test_complaint_relax_242_the_outcome_is_known_after_a_restart():
     async def scenario():
         p = Phases()
         await p.enter("rollout", operation_id="a")
