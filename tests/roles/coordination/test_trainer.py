@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -73,6 +74,8 @@ def test_there_is_one_trainer():
             p.attach("other", pid=78)
         with pytest.raises(RoleOperationRefusedError, match="end that one first"):
             p.attach("t", pid=78)
+        with pytest.raises(RoleOperationRefusedError, match=r"'t' \(elsewhere\) cannot be"):
+            p.attach("t", pid=None)
         with pytest.raises(ConfigurationError, match="pid=99 is no process"):
             p.attach("t", pid=99)
         with pytest.raises(ConfigurationError, match="trainer_id="):
@@ -201,3 +204,23 @@ def test_real_processes_are_told_from_later_ones_and_their_end_is_heard():
         await heard.wait()
 
     asyncio.run(scenario())
+
+
+def test_a_thread_of_a_process_is_no_process():
+    threads: list[int] = []
+    go_on = threading.Event()
+    named = threading.Event()
+
+    def be_there() -> None:
+        threads.append(threading.get_native_id())
+        named.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=be_there)
+    thread.start()
+    named.wait()
+    try:
+        assert SystemProcesses().started(threads[0]) is None
+    finally:
+        go_on.set()
+        thread.join()

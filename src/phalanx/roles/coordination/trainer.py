@@ -39,6 +39,7 @@ class SystemProcesses:
     def started(self, pid: int) -> str | None:
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            os.close(os.pidfd_open(pid))  # there is none of a thread
         except OSError:
             return None
         state, start_time = fields[0], fields[19]
@@ -103,13 +104,13 @@ class Trainer:
         known = self.record
         if known is None:
             return started
-        its_pid = known.pid is not None and asked.pid is not None
         same = known.trainer_id == asked.trainer_id
         lives = known.pid is not None and self._processes.started(known.pid) == known.started
-        if lives and (not same or (its_pid and known.pid != asked.pid)):
+        its = "elsewhere" if asked.pid is None else f"pid {asked.pid}"
+        if lives and not (same and known.pid == asked.pid):
             raise RoleOperationRefusedError(
                 f"trainer {known.trainer_id!r} is attached and runs (pid {known.pid}), so"
-                f" {asked.trainer_id!r} (pid {asked.pid}) cannot be the trainer; end that one first"
+                f" {asked.trainer_id!r} ({its}) cannot be the trainer; end that one first"
             )
         if not lives and not same and known.holding is not Holding.NOTHING:
             raise RoleOperationRefusedError(
