@@ -159,15 +159,15 @@ class ControlApi:
         return Response(b'{"status":"stopping"}', 202, media_type=JSON)
 
     async def activate(self, request: Request) -> Response:
-        manager, asked = self._movable(request, "wake"), await json_body(request, Activate)
+        manager, asked = self._movable(request, "wake it"), await json_body(request, Activate)
         return await self._done(manager, manager.activate(asked.tags))
 
     async def drain(self, request: Request) -> Response:
-        manager = self._movable(request, "drain")
+        manager = self._movable(request, "drain it")
         return await self._done(manager, manager.drain())
 
     async def deactivate(self, request: Request) -> Response:
-        manager = self._movable(request, "put to sleep")
+        manager = self._movable(request, "put it to sleep")
         return await self._done(manager, manager.deactivate())
 
     async def recover(self, request: Request) -> Response:
@@ -180,7 +180,7 @@ class ControlApi:
         return await self._done(manager, self._then_look(operation))
 
     async def phase(self, request: Request) -> Response:
-        manager = self._movable(request, "publish the phase of")
+        manager = self._movable(request, "publish its phase")
         asked = await json_body(request, Phase)
         manager.set_phase(asked.phase)
         return self._document(manager)

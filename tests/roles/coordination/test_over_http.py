@@ -80,12 +80,18 @@ def test_i94_operators_are_refused_what_the_phases_do(tmp_path):
         async with fake_job(tmp_path, FILE) as job:
             await job.process.start()
             async with httpx.AsyncClient(base_url=job.process.control_url) as client:
-                for what in ("activate", "drain", "deactivate", "phase"):
+                words = {
+                    "activate": "wake it",
+                    "drain": "drain it",
+                    "deactivate": "put it to sleep",
+                    "phase": "publish its phase",
+                }
+                for what, told in words.items():
                     body = {"phase": "x"} if what == "phase" else {}
                     answer = await client.post(f"/v1/roles/genrm/{what}", json=body)
                     assert answer.status_code == 409, what
                     message = answer.json()["error"]["message"]
-                    assert "phalanx phase enter genrm" in message, message
+                    assert f"only the phases of the job {told}: `phalanx phase enter" in message
                 assert job.world.engines == {}
                 pushed = {"path": "/w", "version": "7"}
                 answer = await client.post("/v1/roles/rollout/models/student/weights", json=pushed)

@@ -159,8 +159,8 @@ def test_i93_the_trainers_phase_needs_a_trainer():
 def test_i94_an_operator_is_told_that_the_phases_move_a_role():
     p = Phases()
     with pytest.raises(RoleOperationRefusedError, match="phalanx phase enter rollout --batch"):
-        p.coordinator.check_operator("rollout", "wake")
-    Phases(SPLIT).coordinator.check_operator("rollout", "wake")
+        p.coordinator.check_operator("rollout", "wake it")
+    Phases(SPLIT).coordinator.check_operator("rollout", "wake it")
 
 
 def test_i92_nothing_is_loaded_without_a_lease():

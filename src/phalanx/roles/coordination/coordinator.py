@@ -95,7 +95,7 @@ class LifecycleCoordinator:
         if role in self._schedule.bundles:
             names = [phase.name for phase in self._schedule.phases if role in phase.roles]
             raise RoleOperationRefusedError(
-                f"role {role!r} takes turns on its devices, so only the phases of the job {what} it:"
+                f"role {role!r} takes turns on its devices, so only the phases of the job {what}:"
                 f" `phalanx phase enter {names[0]} --batch BATCH` wakes it, and `phalanx phase leave`"
                 " puts it to sleep"
             )
