@@ -37,7 +37,8 @@ class AsyncPhaseClient:
 
     Each raises `ConfigurationError` for what is wrong, `RoleOperationRefusedError` where the job's
     state does not allow it, `RoleOperationFailedError` where it did not end well,
-    `EngineUnavailableError` where the job stops, and `DeadlineExceededError` after `timeout_s`.
+    `EngineUnavailableError` where this client is closed meanwhile, and `DeadlineExceededError` after
+    `timeout_s`, also where the job has stopped and is not started anew.
     """
 
     def __init__(
