@@ -70,3 +70,24 @@ def test_what_is_left_of_a_failed_revival_is_stopped_when_its_role_makes_way():
         await w.end()
 
     run_virtual(scenario())
+
+
+def test_activate_a_replica_that_stays_blocked_is_a_failure_and_no_refusal():
+    async def scenario():
+        w = World(says=False)
+        await w.enter("rollout")
+        w.engines.faults.next("release", [Fault.UNANSWERED])
+        with pytest.raises(RoleOperationFailedError, match="perhaps holds memory"):
+            await w.enter("genrm")
+        w.engines.faults.always("pause", Fault.UNSENT)
+        await w.recover("rollout")
+        w.engines.faults.stop()
+        await w.enter("genrm")
+        with pytest.raises(RoleOperationFailedError, match="unblock or recover it"):
+            await w.enter("rollout")
+        assert w.coordinator.document.phase is None, "it was begun"
+        await w.managers["rollout"].recover("student/0")
+        await w.enter("rollout")
+        await w.end()
+
+    run_virtual(scenario())

@@ -12,7 +12,7 @@ from phalanx.errors import PhalanxError, RoleOperationFailedError
 from phalanx.roles.coordination.leases import LeaseTable
 from phalanx.roles.coordination.tenants import Tenant
 from phalanx.roles.events import EventKind
-from phalanx.roles.together import all_to_their_ends, raise_failures
+from phalanx.roles.together import all_to_their_ends
 from phalanx.wire.phases import Holding
 
 Tell = Callable[[str, EventKind, str], None]
@@ -79,7 +79,9 @@ class Moves:
         Raises `RoleOperationFailedError` where one does not.
         """
         failures = await all_to_their_ends(self._roles[name].activate() for name in names)
-        raise_failures("the phase has not begun", failures)
+        if failures:
+            text = "; ".join(str(failure) for failure in failures)
+            raise RoleOperationFailedError(f"the phase has not begun: {text}") from failures[0]
 
     async def find_out(self, names: Iterable[str], vouched: Collection[str]) -> None:
         """Make certain what these roles hold; of the `vouched`, somebody's word is taken for it that
