@@ -89,6 +89,37 @@ def test_i74_a_job_runs_on_the_cluster_and_deletes_what_it_made(file, cluster, t
         assert not groups_there() and not actors_there()
 
 
+def test_i74_each_decoupled_group_is_deleted_by_its_owner_and_one_of_somebody_else_by_nobody_here(
+    file, machines, cluster, tmp_path
+):
+    roles = file.read_text().replace("mode: split", "mode: decoupled, external_groups: [teacher]")
+    roles = roles.replace("trainer_devices: 1", "trainer_devices: 0")
+    roles = roles.replace("namespace: jobs", f"namespace: {cluster.namespace}")
+    last = roles.splitlines()[-1]
+    file.write_text(f"{roles}{last.replace('rollout:', 'teacher:')}\n")
+
+    async def with_theirs() -> None:
+        theirs = await cluster.create_group(
+            "teacher", [{"GPU": 1, "CPU": 0.2}], "STRICT_PACK", 30.0
+        )
+        await asyncio.to_thread(up)
+        assert groups_there() == {"teacher"}
+        await cluster.remove_group(theirs)
+        await all_free(cluster)
+
+    def up() -> None:
+        with whole_job(file, tmp_path / "cache") as job:
+            gateway = job.ready()
+            assert groups_there() == {"default-rollout", "teacher"}
+            sent = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+            for role in ("rollout", "teacher"):
+                assert post(f"{gateway}/{role}/generate", sent)[0] == 200
+            job.process.send_signal(signal.SIGINT)
+            assert job.ended() == 0, "".join(job.lines)
+
+    asyncio.run(with_theirs())
+
+
 def test_i75_a_job_that_is_killed_leaves_nothing_on_the_cluster(file, cluster, tmp_path):
     with whole_job(file, tmp_path / "cache") as job:
         job.ready()
