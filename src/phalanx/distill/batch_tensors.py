@@ -55,8 +55,8 @@ class BatchTensors:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of responses, without padding."""
-        return int((self.mask > 0).sum())
+        """Tokens of responses that count: without padding, and without those of weight 0."""
+        return int((self.mask != 0).sum())
 
     def to(self, device: torch.device | str) -> Self:
         """The same on a device."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.distill.batch_tensors import BatchTensors
 from phalanx.errors import InvalidRequestError
@@ -77,6 +78,17 @@ class LossSettings:
     floor: float = -100.0
     per_sequence: bool = False
 
+    def __post_init__(self) -> None:
+        if self.clip_ratio is not None and not 0 < self.clip_ratio < 1:
+            raise InvalidRequestError(
+                f"clip_ratio={self.clip_ratio} must be above 0 and below 1, or None for no bound",
+                field="clip_ratio",
+            )
+        if not -1000 <= self.floor < 0:
+            raise InvalidRequestError(
+                f"floor={self.floor} must be a log-probability from -1000 to below 0", field="floor"
+            )
+
 
 @dataclass(frozen=True)
 class DistillLoss:
@@ -117,6 +129,7 @@ def distill_loss(
     wanted = batch.response_ids[..., None]
     if batch.support_ids is not None:
         wanted = torch.cat((wanted, batch.support_ids), dim=-1)
+    _check_vocabulary(wanted, logits.shape[-1])
     found = log_probs_at(batch.response_logits(logits), wanted)
     sampled = found[..., 0]
     if batch.support_ids is None:
@@ -142,16 +155,34 @@ def distill_loss(
 def log_probs_at(logits: Tensor, ids: Tensor) -> Tensor:
     """Log-probabilities of tokens `ids` [..., k] under `logits` [..., vocabulary]: float32 [..., k].
 
-    log softmax(z)_i = z_i - logsumexp(z), in float32 and a part of the rows at a time, so that no copy
-    of all logits is made.
+    log softmax(z)_i = z_i - logsumexp(z), in float32 and a part of the rows at a time, and the same
+    again for the gradient, so that no copy of all logits is made.
     """
     rows, wanted = logits.flatten(0, -2), ids.flatten(0, -2)
-    parts = []
+    parts: list[Tensor] = []
     for start in range(0, max(len(rows), 1), _ROWS):
-        part = rows[start : start + _ROWS].float()
-        chosen = part.gather(-1, wanted[start : start + _ROWS])
-        parts.append(chosen - torch.logsumexp(part, dim=-1, keepdim=True))
+        part = slice(start, start + _ROWS)
+        found = checkpoint(
+            _part_at, rows[part], wanted[part], use_reentrant=False, preserve_rng_state=False
+        )
+        parts.append(found)
     return torch.cat(parts).reshape(ids.shape)
+
+
+def _part_at(rows: Tensor, ids: Tensor) -> Tensor:
+    rows = rows.float()
+    return rows.gather(-1, ids) - torch.logsumexp(rows, dim=-1, keepdim=True)
+
+
+def _check_vocabulary(ids: Tensor, size: int) -> None:
+    """A device's own refusal of such an index names nothing, and ends all use of it."""
+    largest = int(ids.max())
+    if largest >= size:
+        raise InvalidRequestError(
+            f"the batch has token {largest}, and the model's logits are of {size} tokens; student,"
+            " teacher and the model that is trained read the same ids; give them one tokenizer",
+            field="logits",
+        )
 
 
 def sampled_divergence(
@@ -187,8 +218,9 @@ def support_divergence(
     """
     student = student.float()
     teacher = teacher.float().clamp(min=settings.floor)
-    # Padding has no probability on either side, and no gradient.
-    p = torch.where(valid, student, _NOTHING)
+    # Padding has no probability on either side, and no gradient; neither has what the student rules
+    # out: p log p goes to 0 with p.
+    p = torch.where(valid & (student > _NOTHING), student, _NOTHING)
     q = torch.where(valid, teacher, _NOTHING)
     if settings.renormalization is Renormalization.SUPPORT:
         p = p - torch.logsumexp(p, dim=-1, keepdim=True)

@@ -5,10 +5,14 @@ teacher say of each.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.distill.sample import Sample, TokenSelection
 from phalanx.distill.token_table import IdArray, ScoreArray, SupportTable, TokenTable, as_bytes
 from phalanx.errors import ScoresMisalignedError
+
+_CELLS = 1 << 22
+"""Comparisons of ids that are kept at a time."""
 
 
 def support_of(
@@ -82,8 +86,7 @@ def _union(
     student_at_teacher: TokenTable | None,
 ) -> SupportTable:
     firsts, seconds = student_topk.id_array, teacher_topk.id_array
-    # [rows, teacher's k]: whether a token of the teacher is none of the student's.
-    fresh = ~(seconds[:, :, None] == firsts[:, None, :]).any(axis=2)
+    fresh = _fresh(firsts, seconds)
     sizes = firsts.shape[1] + fresh.sum(axis=1)
     rows, width = len(firsts), int(sizes.max(initial=firsts.shape[1]))
     ids = np.zeros((rows, width), np.int32)
@@ -107,3 +110,14 @@ def _union(
         as_bytes(teacher),
         as_bytes(sizes, is_ids=True),
     )
+
+
+def _fresh(firsts: IdArray, seconds: IdArray) -> NDArray[np.bool_]:
+    """Where `seconds` [rows, k] holds a token that its row of `firsts` does not."""
+    fresh = np.empty(seconds.shape, np.bool_)
+    # A part at a time: each row is compared all with all.
+    step = max(1, _CELLS // (firsts.shape[1] * seconds.shape[1]))
+    for start in range(0, len(firsts), step):
+        part = slice(start, start + step)
+        fresh[part] = ~(seconds[part, :, None] == firsts[part, None, :]).any(axis=2)
+    return fresh
