@@ -37,7 +37,7 @@ def test_a_disk_does_what_a_store_does(tmp_path, again):
 def test_a_disk_is_one_process_at_a_time(tmp_path):
     with DiskStore(tmp_path) as store:
         store.save(STAGED)
-        with pytest.raises(SampleStoreError, match="in use by another process"):
+        with pytest.raises(SampleStoreError, match="is in use"):
             DiskStore(tmp_path)
     with pytest.raises(SampleStoreError, match="is closed"):
         store.load("one")
@@ -194,3 +194,43 @@ LIFE = [
 ]
 EXPECTED = [*zip(LIFE, [*LIFE[1:], LIFE[-1]], strict=True)]
 assert os.name == "posix"
+
+
+def test_a_directory_that_could_not_be_read_is_free_again(tmp_path):
+    """The same process may mend it and open it: nobody keeps its lock."""
+    with DiskStore(tmp_path) as store:
+        store.save(STAGED)
+    whole = (tmp_path / "one.batch").read_bytes()
+    (tmp_path / "one.batch").write_bytes(b"")
+    with pytest.raises(SampleStoreError, match="is damaged"):
+        DiskStore(tmp_path)
+    (tmp_path / "one.batch").write_bytes(whole)
+    with DiskStore(tmp_path) as store:
+        assert store.load("one") == STAGED
+
+
+def test_a_closed_store_is_free_though_a_child_of_its_process_lives_on(tmp_path):
+    """Workers of a data loader are forked, with all files that are open."""
+    store = DiskStore(tmp_path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        store.close()
+        DiskStore(tmp_path).close()
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_room_is_asked_of_the_files_of_batches_that_are_kept(tmp_path):
+    """What is left of consumed ones has no bytes, and grows with every step."""
+    with DiskStore(tmp_path, max_bytes=1 << 20) as store:
+        store.save(COLLECTING)
+        (tmp_path / "of-somebody-else").write_bytes(bytes(2 << 20))
+        store.note("one", STAGED.samples)
+        assert len(store.load("one").notes) == len(STAGED.samples)

@@ -80,14 +80,21 @@ class DiskStore:
         except OSError as error:
             os.close(self._held)
             raise SampleStoreError(
-                f"{self.directory} is in use by another process; end it, or give another directory"
+                f"{self.directory} is in use by a store of this process or of another one; close"
+                " that, or give another directory"
             ) from error
-        self._entries = self._found()
+        try:
+            self._entries = self._found()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Any number of times; nothing is used afterwards."""
         with self._lock:
             if self._held >= 0:
+                # Closing alone leaves the lock to children that were forked with this file open.
+                fcntl.flock(self._held, fcntl.LOCK_UN)
                 os.close(self._held)
                 self._held = -1
 
@@ -242,13 +249,15 @@ class DiskStore:
             ) from error
 
     def _check_room(self, num_bytes: int, *, is_new: bool) -> None:
-        kept = [one for one in self._entries.values() if one.stage is not Stage.CONSUMED]
+        kept = [one for one in self._entries.items() if one[1].stage is not Stage.CONSUMED]
         if is_new and len(kept) >= self.max_batches:
             raise SampleStoreError(
                 f"{self.directory} holds {len(kept)} batches, which is all that it takes; consume one,"
                 " or raise max_batches"
             )
-        used = sum(path.stat().st_size for path in self.directory.iterdir())
+        files = [self._path(batch_id, _BATCH) for batch_id, _ in kept]
+        files += [self._notes_path(batch_id, entry) for batch_id, entry in kept]
+        used = sum(path.stat().st_size for path in files if path.exists())
         if used + num_bytes > self.max_bytes:
             raise SampleStoreError(
                 f"{self.directory} holds {used} bytes, and {num_bytes} more are more than the"
