@@ -1,0 +1,64 @@
+"""A job with `launcher: ray` on a machine without a cluster starts one for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.roles.control.whole_job import ENGINE, PHALANX, WholeJob, environment, post
+from tests.roles.launching.specs import write_tiny_llama
+
+pytestmark = pytest.mark.long
+ALONE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+"""Ray finds the clusters of a machine by their processes; in here there are none of others."""
+SCRIPT = """
+"$0" up "$1"
+echo "ended with $?, Ray's processes: $(grep -l rayle[t] /proc/[0-9]*/cmdline | wc -l)"
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    if subprocess.run([*ALONE, "true"], capture_output=True).returncode != 0:
+        pytest.skip(
+            "needs a namespace of processes (unshare --user --pid), which is not allowed here"
+        )
+    model = write_tiny_llama(tmp_path)
+    engine_args = ENGINE.replace("device: cpu, ", "")
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "placement: {mode: split, nodes: 1, devices_per_node: 2, device_memory_mib: 64}\n"
+        "launcher: ray\n"
+        "gateway: {http_port: 0}\n"
+        "log: {directory: ./logs}\n"
+        f"roles: {{rollout: {{models: {{m: {{model: {model}, devices: 2, engine_args:"
+        f" {engine_args}}}}}}}}}\n"
+    )
+    return path
+
+
+def test_a_cluster_that_is_started_for_a_job_has_its_devices_and_ends_with_it(file, tmp_path):
+    cache = tmp_path / "cache"
+    process = subprocess.Popen(
+        [*ALONE, "--kill-child", "sh", "-c", SCRIPT, PHALANX, str(file)],
+        env=environment(cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    job = WholeJob(process, cache)
+    try:
+        gateway = job.ready()
+        sent = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+        assert post(f"{gateway}/rollout/generate", sent)[0] == 200
+        os.kill(job.pid(f"phalanx up {file}"), signal.SIGINT)
+        assert "ended with 0, Ray's processes: 0" in job.until("ended with ")
+        assert job.ended() == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
