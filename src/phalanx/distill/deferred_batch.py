@@ -121,7 +121,8 @@ class DeferredBatch:
             check_order(self.samples, samples)
             return
         _check_groups(samples)
-        await self._save(stage=Stage.STAGED, samples=tuple(samples))
+        stage = Stage.STAGED if self.missing else Stage.SCORED
+        await self._save(stage=stage, samples=tuple(samples))
 
     async def prepare(self, request_of: Callable[[Sample], TeacherRequest]) -> None:
         """Say what the teacher is asked about each sample, which may depend on its reward."""
@@ -209,16 +210,16 @@ class DeferredBatch:
             await asyncio.to_thread(self._store.note, self.batch_id, [sample])
             count.add(1)
 
-        scored = await work(copies, keep)
-        check_order(self.samples, scored)
+        worked = await work(copies, keep)
+        check_order(self.samples, worked)
+        pairs = zip(self.samples, worked, strict=True)
+        scored = tuple(_with_outputs(what, one, copy) for one, copy in pairs)
         for sample in scored:
             _check_outputs(sample, (what,))
         count.end()
         done = (*self._stored.done, what)
         is_last = set(done) == set(self._stored.needs)
-        await self._save(
-            stage=Stage.SCORED if is_last else Stage.STAGED, samples=tuple(scored), done=done
-        )
+        await self._save(stage=Stage.SCORED if is_last else Stage.STAGED, samples=scored, done=done)
 
     def _is_past(self, stage: Stage) -> bool:
         return self.stage.rank > stage.rank
@@ -264,13 +265,23 @@ class _Count:
         self._done = 0
 
     def add(self, count: int) -> None:
-        self._done = min(self._done + count, self._total)
-        if count:
-            self._progress(self._what, self._done, self._total)
+        done = min(self._done + count, self._total)
+        if done > self._done:
+            self._done = done
+            self._progress(self._what, done, self._total)
 
     def end(self) -> None:
         """All are done, also those that nobody had to be asked about."""
         self.add(self._total - self._done)
+
+
+def _with_outputs(what: Scoring, sample: Sample, copy: Sample) -> Sample:
+    """The sample with what was to be written back of its copy, which may have more: what another
+    scoring left that did not come to its end.
+    """
+    if what is Scoring.JUDGE:
+        return msgspec.structs.replace(sample, reward=copy.reward, verdict=copy.verdict)
+    return msgspec.structs.replace(sample, scores=copy.scores)
 
 
 def _check_outputs(sample: Sample, needs: Sequence[Scoring]) -> None:
