@@ -107,7 +107,10 @@ class PrefillScores:
 def read_scores(
     asked: Prefill, answers: Sequence[Mapping[str, object]], how: ChosenIds
 ) -> PrefillScores:
-    """What the answers to the payloads of `how` say. Raises `ScoresMisalignedError` for anything that is not exactly what was asked for."""
+    """What the answers to the payloads of `how` say.
+
+    Raises `ScoresMisalignedError` for anything that is not exactly what was asked for.
+    """
     metas = [_meta(answer) for answer in answers]
     versions = {_version(meta) for meta in metas}
     if len(versions) > 1:
@@ -139,10 +142,17 @@ def read_scores(
     )
 
 
+def scores_of_nothing(asked: Prefill, version: str | None) -> PrefillScores:
+    """Those of an empty response, which no server has to be asked about."""
+    topk = TokenTable(0, asked.top_k, b"", b"") if asked.top_k else None
+    width = 0 if asked.chosen is None else asked.chosen.shape[1]
+    return PrefillScores((), topk, TokenTable(0, width, b"", b"") if width else None, version)
+
+
 def has_chosen(answer: Mapping[str, object]) -> bool:
     """Whether the server has understood that tokens were chosen."""
     meta = _meta(answer)
-    return any(_CHOSEN + end in meta for end in ("", "_val_b64"))
+    return any(meta.get(_CHOSEN + end) for end in ("", "_val_b64"))
 
 
 @dataclass(frozen=True)

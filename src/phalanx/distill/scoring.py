@@ -10,9 +10,17 @@ import msgspec
 from phalanx.client import AsyncRoleClient
 from phalanx.distill.asking import AskingSettings, JsonObject, Route, affinity_of, each, generate
 from phalanx.distill.checking import check_scores
-from phalanx.distill.prefill import ChosenIds, Prefill, PrefillScores, has_chosen, read_scores
+from phalanx.distill.prefill import (
+    ChosenIds,
+    Prefill,
+    PrefillScores,
+    has_chosen,
+    read_scores,
+    scores_of_nothing,
+)
 from phalanx.distill.sample import Sample, TeacherScores, digest
 from phalanx.distill.support import support_of
+from phalanx.distill.token_table import TokenTable
 from phalanx.errors import InvalidRequestError, ScoresMisalignedError
 from phalanx.routing.roles.resolver import RoleSelector, choose_model
 
@@ -52,8 +60,9 @@ class TeacherScorer:
         """Copies of the samples with `scores`, in their order; `on_sample` gets each as it is done.
 
         A sample that has scores of the same request and the same version of the teacher is not
-        asked about again. Raises `ScoresMisalignedError` where an answer is not exactly what was
-        asked for, and as `AsyncRoleClient.generate`.
+        asked about again. All get scores of one version of their teacher: those of another one are
+        asked for once more. Raises `ScoresMisalignedError` where an answer is not exactly what was
+        asked for or the teacher's weights go on changing, and as `AsyncRoleClient.generate`.
         """
         for sample in samples:
             _check_request(sample)
@@ -64,7 +73,18 @@ class TeacherScorer:
             await on_sample(scored)
             return scored
 
-        return await each(samples, one, self.settings.asking.max_concurrency)
+        concurrency = self.settings.asking.max_concurrency
+        scored = await each(samples, one, concurrency)
+        if places := _of_other_versions(samples, scored):
+            unscored = [msgspec.structs.replace(samples[at], scores=None) for at in places]
+            again = await each(unscored, one, concurrency)
+            for at, sample in zip(places, again, strict=True):
+                scored[at] = sample
+            if _of_other_versions(samples, scored):
+                raise ScoresMisalignedError(
+                    "the weights of a teacher changed while it scored; score again when they stay"
+                )
+        return scored
 
     async def _scored(self, sample: Sample) -> Sample:
         request = sample.teacher
@@ -81,7 +101,10 @@ class TeacherScorer:
             request.top_k if request.selection.of_teacher else 0,
             chosen,
         )
-        found = await self._prefills.ask(sample, prefill, route)
+        if sample.response_ids:
+            found = await self._prefills.ask(sample, prefill, route)
+        else:
+            found = scores_of_nothing(prefill, version)
         if version is not None and found.version != version:
             raise ScoresMisalignedError(
                 f"sample {sample.sample_id!r} was scored by version {found.version!r} of the"
@@ -139,15 +162,9 @@ class StudentScorer:
             )
         if scores.student_at_teacher_topk is not None:
             return sample
-        route = Route(model, affinity=affinity_of(sample.group_id))
-        version = _one_version(sample)
-        self._check_version(sample, version, known_version(self._client, route))
         best = scores.teacher_topk
-        prefill = Prefill(sample.prompt_ids, sample.response_ids, 0, best.id_array)
-        found = await self._prefills.ask(sample, prefill, route)
-        self._check_version(sample, version, found.version)
-        at_teacher = found.chosen
-        assert at_teacher is not None or not sample.response_ids
+        # An empty response has the same table of nothing.
+        at_teacher = await self._at(best, sample, model) if sample.response_ids else best
         support = support_of(
             request.selection,
             sample.student_topk,
@@ -161,6 +178,17 @@ class StudentScorer:
         scored = msgspec.structs.replace(sample, scores=scores)
         check_scores(scored)
         return scored
+
+    async def _at(self, best: TokenTable, sample: Sample, model: str | None) -> TokenTable:
+        """The student at the tokens of `best`."""
+        route = Route(model, affinity=affinity_of(sample.group_id))
+        version = _one_version(sample)
+        self._check_version(sample, version, known_version(self._client, route))
+        prefill = Prefill(sample.prompt_ids, sample.response_ids, 0, best.id_array)
+        found = await self._prefills.ask(sample, prefill, route)
+        self._check_version(sample, version, found.version)
+        assert found.chosen is not None
+        return found.chosen
 
     def _check_version(self, sample: Sample, wanted: str, found: str | None) -> None:
         if found is not None and found != wanted:
@@ -248,6 +276,25 @@ def _is_scored(sample: Sample, version: str | None) -> bool:
     if scores is None or scores.asked != digest(sample):
         return False
     return version is None or scores.version is None or scores.version == version
+
+
+def _of_other_versions(given: Sequence[Sample], scored: Sequence[Sample]) -> list[int]:
+    """Places of samples whose teacher has scored others under newer weights; all of its samples
+    where nobody can tell which are the newest.
+    """
+    versions: dict[str | None, dict[int, str]] = {}
+    for at, sample in enumerate(scored):
+        scores = sample.scores
+        if scores is not None and scores.version is not None:
+            versions.setdefault(scores.model, {})[at] = scores.version
+    places: list[int] = []
+    for found in versions.values():
+        # What was not asked for now is the very sample that was given.
+        now = {version for at, version in found.items() if scored[at] is not given[at]}
+        newest = now.pop() if len(now) == 1 else None
+        if len(set(found.values())) > 1:
+            places += [at for at, version in found.items() if version != newest]
+    return places
 
 
 def _one_version(sample: Sample) -> str:
