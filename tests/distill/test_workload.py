@@ -6,13 +6,11 @@ import ast
 import asyncio
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 import phalanx.distill
 from phalanx.distill import Grading, Prompt, RolloutWorkload
-from phalanx.distill.workload import with_teacher
 from phalanx.errors import (
     ConfigurationError,
     EngineUnavailableError,
@@ -20,7 +18,7 @@ from phalanx.errors import (
     RequestFailedError,
 )
 from tests.client.roles.servers import ReplicaState, model
-from tests.distill.making import ALL, FAST, asked, prompts, rollout, samples
+from tests.distill.making import FAST, prompts, rollout, samples
 from tests.distill.toy_role import END, engine, log_probs, role
 from tests.distill.waiting import Polls
 
@@ -216,17 +214,6 @@ def test_what_is_no_reward_is_refused(value):
                 await workload.evaluate(samples())
 
     asyncio.run(run())
-
-
-def test_what_the_teacher_is_asked_may_depend_on_the_reward():
-    graded = [
-        msgspec.structs.replace(one, reward=float(at), teacher=None)
-        for at, one in enumerate(samples())
-    ]
-    told = with_teacher(
-        graded, lambda one: asked(ALL[0], prompt_ids=(int(one.reward) + 1, *one.prompt_ids))
-    )
-    assert [one.teacher_prompt_ids[0] for one in told] == [1, 2, 3, 4]
 
 
 def test_settings_that_cannot_be_met_are_refused():

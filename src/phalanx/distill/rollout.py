@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 
 from phalanx.distill.asking import AskingSettings
@@ -119,7 +120,8 @@ class Grading:
 
 def checked_reward(value: float, sample_id: str, said: str) -> float:
     """Raise `InvalidRequestError` for what is no reward."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Numbers of numpy are real ones too.
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise InvalidRequestError(
             f"reward({said!r:.80}) of sample {sample_id!r} is {value!r}; return a finite number",
             field="reward",

@@ -6,7 +6,7 @@ phases does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from phalanx.distill.answer_part import AnswerPart, joined_spans
 from phalanx.distill.asking import JsonObject, Route, affinity_of, each, generate
 from phalanx.distill.judging import verdict
 from phalanx.distill.rollout import Grading, Prompt, RolloutSettings, checked_reward
-from phalanx.distill.sample import Sample, TeacherRequest
+from phalanx.distill.sample import Sample
 from phalanx.distill.scoring import OnSample, ignore
 from phalanx.distill.token_table import TokenTable
 from phalanx.errors import ConfigurationError, InvalidRequestError, RequestFailedError
@@ -53,11 +53,11 @@ class RolloutWorkload:
     ) -> list[Sample]:
         """`num_samples` samples of each prompt, group after group in the order of the prompts.
 
-        Those that `have` holds by their id, of the same prompt and of the weights that have to
-        answer, are not asked for again. `weight_version` is their version, where it is not that of
-        the settings. `on_sample` gets each new one as
-        it is there. A request that never started is sent again, and an answer that was cut off goes
-        on where it stopped; one that got lost is an error, after all that run have come to their end.
+        Those that `have` holds by their id, of the same prompt, with as many `top_logprobs`, and of
+        the weights that have to answer, are not asked for again. `weight_version` is their version,
+        where it is not that of the settings. `on_sample` gets each new one as it is there. A request
+        that never started is sent again, and an answer that was cut off goes on where it stopped; one
+        that got lost is an error, after all that run have come to their end.
         """
         version = weight_version or self.settings.weight_version
         known = have or {}
@@ -67,7 +67,7 @@ class RolloutWorkload:
             prompt, index = job
             sample_id = f"{prompt.group_id}/{index}"
             kept = known.get(sample_id)
-            if kept is not None and _is_of(kept, prompt, version):
+            if kept is not None and self._is_of(kept, prompt, version):
                 return kept
             sample = await self._answer(prompt, index, batch_id, version)
             await on_sample(sample)
@@ -116,6 +116,12 @@ class RolloutWorkload:
             answer = await generate(self._rollout, payload, route, settings.asking)
             part = AnswerPart.read(answer, settings.top_logprobs)
             _check_version(sample_id, part, version)
+            if not (parts or prompt.input_ids or part.prompt_ids):
+                raise RequestFailedError(
+                    f"sample {sample_id!r}: the answer has no prompt_token_ids, and nobody else knows"
+                    " which tokens its text is; give the prompt's input_ids, or ask an engine that"
+                    " knows return_prompt_token_ids (a router may drop it)"
+                )
             parts.append(part)
             is_whole = part.finish_reason != "abort"
             if is_whole or len(tokens) + len(part.token_ids) >= settings.max_new_tokens:
@@ -126,6 +132,15 @@ class RolloutWorkload:
                     f" {len(tokens) + len(part.token_ids)} tokens; raise max_continuations, or pause"
                     " less often"
                 )
+
+    def _is_of(self, sample: Sample, prompt: Prompt, version: str | None) -> bool:
+        """Whether it can stand for an answer to the prompt."""
+        if prompt.input_ids is not None and sample.prompt_ids != prompt.input_ids:
+            return False
+        width = 0 if sample.student_topk is None else sample.student_topk.width
+        if self.settings.top_logprobs not in (0, width):
+            return False
+        return version is None or {one for one, _ in sample.weight_versions} <= {version}
 
     def _payload(
         self, prompt: Prompt, parts: Sequence[AnswerPart], tokens: Sequence[int]
@@ -166,19 +181,6 @@ class RolloutWorkload:
             metadata=dict(prompt.metadata),
             teacher=prompt.teacher,
         )
-
-
-def with_teacher(
-    samples: Iterable[Sample], request_of: Callable[[Sample], TeacherRequest]
-) -> list[Sample]:
-    """Copies of the samples with what their teacher is asked, which may depend on their reward."""
-    return [msgspec.structs.replace(one, teacher=request_of(one)) for one in samples]
-
-
-def _is_of(sample: Sample, prompt: Prompt, version: str | None) -> bool:
-    if prompt.input_ids is not None and sample.prompt_ids != prompt.input_ids:
-        return False
-    return version is None or {one for one, _ in sample.weight_versions} <= {version}
 
 
 def _check_version(sample_id: str, part: AnswerPart, wanted: str | None) -> None:
