@@ -35,6 +35,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_one_placement_goes_through_a_step(tmp_path):
     done = demo(tmp_path, "--placement", "defer", "--steps", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,8 @@ from phalanx.wire.phases import Holding
 from tests.roles.control.whole_job import ENGINE, WholeJob, post, whole_job
 from tests.roles.launching.specs import write_tiny_llama
 
+# Three engines load torch. In the quick run: `test_on_managers` and `test_over_http`.
+pytestmark = pytest.mark.long
 ASK = {"text": "a b", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
 
 
