@@ -86,6 +86,9 @@ def test_i91_i97_i98_i100_a_job_s_own_events_and_its_engines_have_the_order_of_t
         running.start_trainer(NUM_STEPS)
         while (event := running.event()) is not None:
             assert len(running.owners()) <= 1
+            if event["event"] == "PhaseEntered" and event["phase"] in ROLES:
+                shown = get(f"{running.job.gateway_url}/{event['phase']}/engines")
+                assert shown["phase"] == event["phase"]
             if event["event"] == "SamplesDone" and event["done"] == event["total"]:
                 asked[event["step"], event["what"]] = num_asked(running)
             if event["event"] == "StepTrained":

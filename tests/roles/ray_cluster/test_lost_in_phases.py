@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ class Job:
 
     def add_machine(self) -> None:
         self._machines.add(LOST, 4)
+
+    def stopped(self) -> int:
+        """Its exit status, after Ctrl-C."""
+        self.whole.process.send_signal(signal.SIGINT)
+        return self.whole.ended()
 
     def enter(self, phase: str, batch: str) -> None:
         """As soon as the cluster has put its devices together again."""
@@ -177,3 +183,9 @@ def test_a_machine_that_is_lost_between_two_phases_leaves_nobody_there(job):
     job.add_machine()
     job.enter("teacher", "1")
     assert job.states("teacher") == ["ready", "ready"] and job.answers("teacher") == 200
+
+    # Also without it the job ends as it should, and leaves nothing behind.
+    job.lose_machine()
+    assert job.stopped() == 0, "".join(job.whole.lines)
+    assert not groups_there() and not actors_there()
+    job.add_machine()
