@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from phalanx.device_ledger import MIB, DeviceLedger, Holding
-from phalanx.device_ledger.ledger_file import ENTRIES_PER_DEVICE
+from phalanx.device_ledger.ledger_file import ENTRIES_PER_DEVICE, make_ledger_file
 from phalanx.device_ledger.processes import LinuxProcesses, ProcessId
 from phalanx.errors import ConfigurationError, PhalanxError, SimulatedOutOfMemoryError
 from tests.device_ledger.processes import FakeProcesses
@@ -180,3 +181,38 @@ def test_a_variable_that_cannot_be_read_is_refused(monkeypatch, value):
     monkeypatch.setenv("PHALANX_SIMULATED_DEVICES", value)
     with pytest.raises(ConfigurationError, match="FILE:N,N"):
         DeviceLedger.from_environment()
+
+
+def test_a_child_that_was_forked_in_the_middle_of_a_change_keeps_nobody_out(ledger):
+    """It has the locked file too, for as long as it lives."""
+    reading, writing = os.pipe()
+    with ledger._file.opened():
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+    try:
+        with ledger.path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_a_ledger_that_another_has_just_made_is_not_replaced(tmp_path):
+    """Two that saw none and make it at once have one ledger."""
+    path = tmp_path / "devices"
+    DeviceLedger.create(path, 1, 100).take(0, "first", "weights", 60)
+    make_ledger_file(path, 1, 100)
+    with pytest.raises(SimulatedOutOfMemoryError, match="first"):
+        DeviceLedger(path).take(0, "second", "weights", 60)
+    assert [one.name for one in tmp_path.iterdir()] == ["devices"]
+
+
+def test_a_file_that_is_gone_under_a_running_job_is_told(ledger):
+    ledger.take(0, "student", "weights", 60)
+    ledger.path.unlink()
+    with pytest.raises(ConfigurationError, match="cannot open"):
+        ledger.take(1, "student", "weights", 60)

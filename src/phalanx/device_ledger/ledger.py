@@ -61,18 +61,20 @@ class DeviceLedger:
             raise ConfigurationError(f"num_devices={num_devices} must be from 1 to {MAX_DEVICES}")
         if not 1 <= budget_bytes < 1 << 63:
             raise ConfigurationError(f"budget_bytes={budget_bytes} must be from 1 to 2**63 - 1")
-        if path.exists():
-            existing = cls(path)
-            if (existing.num_devices, existing.budget_bytes) == (num_devices, budget_bytes):
-                existing.forget_peaks()
-                return existing
-            if held := existing.held():
-                raise ConfigurationError(
-                    f"{path} is the ledger of {existing.num_devices} devices of"
-                    f" {existing.budget_bytes} bytes, not of {num_devices} of {budget_bytes}, and"
-                    f" {_who(held)}; end what holds it, or use another file"
-                )
-        make_ledger_file(path, num_devices, budget_bytes)
+        if not path.exists():
+            # Of several that make it at once the first one's is kept, and is everybody's.
+            make_ledger_file(path, num_devices, budget_bytes)
+        existing = cls(path)
+        if (existing.num_devices, existing.budget_bytes) == (num_devices, budget_bytes):
+            existing.forget_peaks()
+            return existing
+        if held := existing.held():
+            raise ConfigurationError(
+                f"{path} is the ledger of {existing.num_devices} devices of"
+                f" {existing.budget_bytes} bytes, not of {num_devices} of {budget_bytes}, and"
+                f" {_who(held)}; end what holds it, or use another file"
+            )
+        make_ledger_file(path, num_devices, budget_bytes, replaces=True)
         return cls(path)
 
     @classmethod

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class LedgerFile:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield OpenLedger(file, self._write)
         finally:
+            # Closing alone leaves the lock to a child that was forked meanwhile.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
@@ -145,9 +148,13 @@ class OpenLedger:
             data, at = data[written:], at + written
 
 
-def make_ledger_file(path: Path, num_devices: int, budget_bytes: int) -> None:
-    """A file with nothing held, which is there whole or not at all."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+def make_ledger_file(
+    path: Path, num_devices: int, budget_bytes: int, *, replaces: bool = False
+) -> None:
+    """A file with nothing held, which is there whole or not at all. One that is there already stays,
+    unless this `replaces` it.
+    """
+    new = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -157,7 +164,12 @@ def make_ledger_file(path: Path, num_devices: int, budget_bytes: int) -> None:
             os.pwrite(file, _checked(_HEADER.pack(_MAGIC, num_devices, budget_bytes)), 0)
         finally:
             os.close(file)
-        new.replace(path)
+        if replaces:
+            new.replace(path)
+            return
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(new)
+        new.unlink()
     except OSError as error:
         raise ConfigurationError(
             f"cannot make the ledger of devices {path}: {error.strerror}"
