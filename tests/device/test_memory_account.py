@@ -61,3 +61,4 @@ def test_a_tensor_counts_once_and_a_shell_not_at_all():
     tensor = torch.zeros(10, dtype=torch.float32)
     shell = torch.empty(1000, device="meta")
     assert tensor_bytes([tensor, tensor, shell, torch.zeros(3, dtype=torch.int8)]) == 43
+    assert tensor_bytes([tensor, tensor[:5]]) == tensor_bytes([tensor[:5], tensor]) == 40

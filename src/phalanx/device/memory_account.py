@@ -64,6 +64,12 @@ def create_account(device: torch.device) -> MemoryAccount:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """What these tensors hold of a device, each counted once however often it comes."""
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors if not tensor.is_meta}
+    """What these tensors hold of a device, each counted once however often it comes, and one that is
+    the beginning of another not at all.
+    """
+    held: dict[int, int] = {}
+    for tensor in tensors:
+        if not tensor.is_meta:
+            start = tensor.data_ptr()
+            held[start] = max(held.get(start, 0), tensor.nbytes)
     return sum(held.values())
