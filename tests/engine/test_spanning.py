@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineUnavailableError
 from phalanx.clock import SystemClock
-from phalanx.engine.deployments.spanning import NodeFollower
+from phalanx.engine.deployments.spanning import NodeFollower, greeting
 from phalanx.engine.workers.node_links import (
     Applied,
     Ended,
@@ -112,7 +113,17 @@ def test_ranks_are_cut_into_equal_parts():
         NodeFollower(odd, machine(1, 29500))
 
 
-EXPECTED = Greeting(0, "1", "counting of 2")
+SETTINGS = {"max_batch_size": "2"}
+EXPECTED = Greeting(0, "1", "counting of 2", SETTINGS)
+
+
+def met(
+    address: tuple[str, int], greeting: Greeting = Greeting(1, "1", "counting of 2", SETTINGS)
+) -> NodeLink:
+    """A follower's connection, welcomed."""
+    link = NodeLink(address, greeting, 10.0, SystemClock())
+    assert link.meet() == 77
+    return link
 
 
 @contextmanager
@@ -139,22 +150,31 @@ def gathering(num_nodes: int = 2) -> Iterator[tuple[tuple[str, int], Future]]:
 @pytest.mark.parametrize(
     ("greeting", "says"),
     [
-        (Greeting(1, "2", "counting of 2"), "it has Phalanx 2"),
-        (Greeting(1, "1", "other of 2"), "started for other of 2, and the head for counting of 2"),
-        (Greeting(2, "1", "counting of 2"), "its --node-rank 2 is another one's, or not below 2"),
-        (Greeting(0, "1", "counting of 2"), "its --node-rank 0"),
+        (Greeting(1, "2", "counting of 2", SETTINGS), "it has Phalanx 2"),
+        (
+            Greeting(1, "1", "other of 2", SETTINGS),
+            "started for other of 2, and the head for counting of 2",
+        ),
+        (
+            Greeting(2, "1", "counting of 2", SETTINGS),
+            "its --node-rank 2 is another one's, or not below 2",
+        ),
+        (Greeting(0, "1", "counting of 2", SETTINGS), "its --node-rank 0"),
+        (
+            Greeting(1, "1", "counting of 2", {"max_batch_size": "3"}),
+            "it was started with max_batch_size=3, and the head with max_batch_size=2",
+        ),
     ],
 )
 def test_a_machine_that_does_not_fit_is_told_why_and_the_others_may_come(greeting, says):
     with gathering() as (address, gathered):
         with pytest.raises(EngineUnavailableError, match=says):
-            NodeLink(address, greeting, 10.0)
+            met(address, greeting)
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
-        link = NodeLink(address, Greeting(1, "1", "counting of 2"), 10.0)
-        assert link.port == 77
+        link = met(address)
         (theirs,) = gathered.result().values()
         theirs.close()
         link.close()
@@ -162,9 +182,10 @@ def test_a_machine_that_does_not_fit_is_told_why_and_the_others_may_come(greetin
 
 def test_followers_get_everything_in_its_order_and_then_the_end():
     with gathering() as (address, gathered):
-        link = NodeLink(address, Greeting(1, "1", "counting of 2"), 10.0)
+        link = met(address)
         lost: list[int] = []
-        relay = NodeRelay(gathered.result(), lost.append)
+        relay = NodeRelay(gathered.result(), 10.0)
+        relay.watch(lost.append)
         sent = [Submitted(1, "a", {"x": 1}), Applied(0, Flush()), Submitted(2, "b", b"y" * 99999)]
         for message in sent:
             relay.send(message)
@@ -177,12 +198,71 @@ def test_followers_get_everything_in_its_order_and_then_the_end():
 
 def test_the_head_is_told_of_a_machine_that_goes_away():
     with gathering() as (address, gathered):
-        link = NodeLink(address, Greeting(1, "1", "counting of 2"), 10.0)
+        link = met(address)
         lost: Future[int] = Future()
-        relay = NodeRelay(gathered.result(), lost.set_result)
+        relay = NodeRelay(gathered.result(), 10.0)
+        relay.watch(lost.set_result)
         link.close()
         assert lost.result() == 1
         relay.close()
+
+
+def test_a_head_that_closes_does_not_wait_for_a_machine_that_hangs():
+    with gathering() as (address, gathered):
+        link = met(address)
+        relay = NodeRelay(gathered.result(), 0.1)
+        for number in range(64):
+            relay.send(Submitted(number, "a", b"x" * (1 << 20)))  # more than a connection holds
+        relay.close()
+        link.close()
+
+
+def test_a_machine_stops_where_its_head_has_not_come():
+    with following(free_base_port()) as (follower, ended):
+        follower.stop()
+        assert ended.result() is None
+
+
+def test_a_machine_whose_head_goes_away_while_it_starts_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    port = free_base_port()
+    listener = NodeListener(HEAD, port)
+    with following(port) as (follower, ended):
+        process = machine(0, port).supervision
+        expected = greeting(LoggedCounting, ARGS.plugin_args, cpu(2), process)
+        (link,) = listener.accept(expected, 2, free_base_port(), 60.0, SystemClock()).values()
+        listener.close()
+        link.close()
+        assert "the head of this replica is gone" in str(ended.exception())
+        assert follower.pids == ()
+
+
+def test_a_head_is_told_of_a_machine_that_goes_away_while_it_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    port = free_base_port()
+    hello = greeting(LoggedCounting, ARGS.plugin_args, cpu(2), machine(1, port).supervision)
+
+    def come_and_go() -> None:
+        link = NodeLink((HEAD, port), hello, 60.0, SystemClock())
+        link.meet()
+        link.close()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    with pytest.raises(EngineUnavailableError, match="machine 1 of the 2 of this replica is gone"):
+        Engine(ARGS, deployment=machine(0, port)).close()
+    thread.join()
+
+
+def test_machines_agree_on_numbers_and_may_have_paths_of_their_own():
+    @dataclass(frozen=True)
+    class Args(CountingArgs):
+        path: str = "/here"
+
+    process = machine(1, 1).supervision
+    said = greeting(LoggedCounting, Args(max_batch_size=3), cpu(2), process)
+    assert said.settings["max_batch_size"] == "3"
+    assert said.settings["path"] == "(text)" and said.settings["params_dtype"] == "float32"
 
 
 def test_a_head_that_closes_waits_for_nobody():

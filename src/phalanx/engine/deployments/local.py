@@ -5,6 +5,7 @@ that spans machines, the ranks on the first one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from phalanx.clock import Clock
 from phalanx.engine.deployment_plan import DeploymentPlan, visible_devices
@@ -46,7 +47,7 @@ class LocalDeployment:
         self._head: NodeHead | None = None
         if process.num_nodes > 1:
             check_spanning(plugin)
-            self._head = NodeHead(greeting(plugin, config, process), process, clock)
+            self._head = NodeHead(greeting(plugin, plugin_args, config, process), process, clock)
         self._executors: tuple[MultiprocessExecutor, ...] = ()
         self._supervisor = WorkerSupervisor(
             self._plan,
@@ -58,10 +59,12 @@ class LocalDeployment:
         )
 
     def start(self) -> Sequence[ReplicaExecutor]:
-        if self._head is not None:
+        if self._head is None:
+            ready = self._supervisor.start()
+        else:
             self._supervisor.pass_on(self._head)
-            self._port = self._head.gather(self._supervisor.fail)
-        ready = self._supervisor.start()
+            self._port = self._head.gather()
+            ready = self._supervisor.start(partial(self._head.watch, self._supervisor.fail))
         # Ranks of other machines are not heard here.
         world = len(ready) // self._plan.replica_count
         self._executors = tuple(

@@ -8,6 +8,8 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from queue import SimpleQueue
 
 from phalanx import __version__
 from phalanx.clock import Clock, SystemClock
@@ -30,7 +32,7 @@ from phalanx.engine.workers.node_links import (
 from phalanx.engine.workers.payload import encode_request
 from phalanx.engine.workers.places import place_in_file
 from phalanx.engine.workers.supervisor import WorkerSupervisor
-from phalanx.engine_config import EngineArgs, EngineConfig
+from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
 from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.plugin import BatchingEntry
 from phalanx.schema.control import ReplaceWeights
@@ -53,11 +55,10 @@ class NodeHead:
         self._listener: NodeListener | None = None
         self._relay: NodeRelay | None = None
 
-    def gather(self, lost: Callable[[EngineUnavailableError], None]) -> int:
+    def gather(self) -> int:
         """Wait for all of them; the port at which all ranks then meet.
 
-        Raises `EngineUnavailableError` where they do not come in time. `lost` is told of one that
-        goes away later.
+        Raises `EngineUnavailableError` where they do not come in time.
         """
         config = self._config
         with self._lock:
@@ -71,17 +72,22 @@ class NodeHead:
             )
         finally:
             self._listener.close()
+        self._relay = NodeRelay(links, config.shutdown_timeout_s)
+        return port
+
+    def watch(self, lost: Callable[[EngineUnavailableError], None]) -> None:
+        """Tell `lost` of one that goes away, or has since they came."""
+        assert self._relay is not None
 
         def tell(rank: int) -> None:
             lost(
                 EngineUnavailableError(
-                    f"machine {rank} of the {config.num_nodes} of this replica is gone; start all"
-                    " of them again"
+                    f"machine {rank} of the {self._config.num_nodes} of this replica is gone; start"
+                    " all of them again"
                 )
             )
 
-        self._relay = NodeRelay(links, tell)
-        return port
+        self._relay.watch(tell)
 
     def send(self, message: Message) -> None:
         """To all of them; never waits."""
@@ -116,18 +122,24 @@ class NodeFollower:
         visible = visible_devices(config.device.target)
         plan = DeploymentPlan.for_machine(deployment, config.parallel, visible)
         configs = WorkerConfigs(plugin, args.plugin_args, config, plan, self._process.master_addr)
-        self._greeting = greeting(plugin, config, self._process)
+        clock = SystemClock() if clock is None else clock
         self._port = 0
-        self._lock = threading.Lock()
         self._stopped = False
-        self._link: NodeLink | None = None
+        self._link = NodeLink(
+            (self._process.master_addr, self._process.base_port),
+            greeting(plugin, args.plugin_args, config, self._process),
+            self._process.startup_timeout_s,
+            clock,
+        )
+        # As many as the head has accepted and not ended.
+        self._messages: SimpleQueue[Message | EngineUnavailableError] = SimpleQueue()
         self._supervisor = WorkerSupervisor(
             plan,
             lambda placement: configs.factory(placement, self._port),
             self._process,
             self,
             target=config.device.target,
-            clock=SystemClock() if clock is None else clock,
+            clock=clock,
         )
         self._num_readers = sum(
             worker.node_rank == self._process.node_rank for worker in plan.workers
@@ -142,33 +154,26 @@ class NodeFollower:
         """Follow the head until it closes, or `stop`. Raises `EngineUnavailableError` where it goes
         away before, or a rank fails.
         """
-        address = (self._process.master_addr, self._process.base_port)
-        link = NodeLink(address, self._greeting, self._process.startup_timeout_s)
-        with self._lock:
-            self._link = link
-            if self._stopped:
-                link.interrupt()
-        self._port = link.port
+        reader = threading.Thread(target=self._read, name="phalanx-node-head", daemon=True)
         try:
-            self._supervisor.start()
+            self._port = self._link.meet()
+            self._supervisor.start(reader.start)
             on_ready()
-            while (message := link.receive()) is not None:
-                if isinstance(message, Ended):
-                    return
+            while not isinstance(message := self._messages.get(), Ended):
                 self._take(message)
-            if self._supervisor.failure is not None:
-                raise self._supervisor.failure
+        except EngineUnavailableError:
             if not self._stopped:
-                raise EngineUnavailableError("the head of this replica is gone")
+                raise
         finally:
-            run_every([self._supervisor.close, link.close])
+            self._link.interrupt()
+            if reader.ident is not None:
+                reader.join()
+            run_every([self._supervisor.close, self._link.close])
 
     def stop(self) -> None:
-        """From any thread."""
-        with self._lock:
-            self._stopped = True
-            if self._link is not None:
-                self._link.interrupt()
+        """From any thread, and from a signal's handler."""
+        self._stopped = True
+        self._link.interrupt()
 
     def received(
         self,
@@ -180,9 +185,21 @@ class NodeFollower:
 
     def failed(self, error: EngineUnavailableError) -> None:
         """A rank of this machine has failed."""
-        self.stop()
+        self._link.interrupt()
 
-    def _take(self, message: Submitted | Applied) -> None:
+    def _read(self) -> None:
+        """What the head says, also while the ranks start, which wait for those of a head."""
+        while (message := self._link.receive()) is not None:
+            self._messages.put(message)
+            if isinstance(message, Ended):
+                return
+        gone = EngineUnavailableError("the head of this replica is gone")
+        self._supervisor.fail(gone)
+        self._messages.put(gone)
+
+    def _take(self, message: Submitted | Applied | EngineUnavailableError) -> None:
+        if isinstance(message, EngineUnavailableError):
+            raise self._supervisor.failure or message
         if isinstance(message, Submitted):
             self._supervisor.submit(0, message.number, message.rid, message.request)
             self._supervisor.completed(message.number)  # the head has its time counted
@@ -197,11 +214,23 @@ class NodeFollower:
 
 
 def greeting(
-    plugin: PluginClass, config: EngineConfig, process: WorkerSupervisorConfig
+    plugin: PluginClass,
+    plugin_args: EntryArgs,
+    config: EngineConfig,
+    process: WorkerSupervisorConfig,
 ) -> Greeting:
-    """What machines of one replica have to agree on."""
+    """What machines of one replica have to agree on: every number. Of a text, such as a path or an
+    address, each may have its own.
+    """
     replica = f"{plugin.name} of {process.num_nodes} machines, {config.parallel}"
-    return Greeting(process.node_rank, __version__, replica)
+    assert is_dataclass(plugin_args)
+    numbers = {"seed": config.runtime.seed, **asdict(plugin_args)}
+    settings = {
+        name: repr(value) if value is None or isinstance(value, int | float) else "(text)"
+        for name, value in numbers.items()
+    }
+    settings["params_dtype"] = str(config.device.params_dtype)
+    return Greeting(process.node_rank, __version__, replica, settings)
 
 
 def check_spanning(plugin: PluginClass) -> None:

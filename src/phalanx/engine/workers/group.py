@@ -89,8 +89,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Collapse:
-    """The running group was failed from outside."""
+    """The group was failed from outside, in the state `before`."""
 
+    before: LifecycleState
     error: EngineUnavailableError
 
 
@@ -220,8 +221,8 @@ class WorkerGroup:
             match self._inbox.get():
                 case Send(replica_id=replica_id, command=command, descriptors=descriptors):
                     self.replicas[replica_id].send(command, descriptors)
-                case Collapse(error=error):
-                    self._collapse(LifecycleState.RUNNING, error)
+                case Collapse(before=before, error=error):
+                    self._collapse(before, error)
                 case Close():
                     self._stop()
         for worker in self._alive:

@@ -28,14 +28,18 @@ _LENGTH = struct.Struct("!Q")
 _MAX_GREETING = 1 << 16
 _GREETING_S = 5.0
 _RETRY_S = 0.2
+_ATTEMPT_S = 5.0
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a follower says first. `replica` describes what it is about to run."""
+    """What a follower says first. `replica` describes what it is about to run; `settings` are what
+    all machines form their steps by.
+    """
 
     node_rank: int
     version: str
     replica: str
+    settings: dict[str, str] = {}
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -120,20 +124,21 @@ class NodeListener:
 
 
 class NodeRelay:
-    """The head's connections to the other machines; `lost` is told of one that ends."""
+    """The head's connections to the other machines. A close waits `patience_s` for one that reads
+    no more.
+    """
 
-    def __init__(self, links: Mapping[int, socket.socket], lost: Callable[[int], None]) -> None:
+    def __init__(self, links: Mapping[int, socket.socket], patience_s: float) -> None:
         self._links = dict(links)
-        self._lost = lost
+        self._patience_s = patience_s
         self._closing = False
         self._queues: dict[int, SimpleQueue[bytes | None]] = {rank: SimpleQueue() for rank in links}
-        self._threads = [
-            threading.Thread(target=act, args=(rank,), name=f"phalanx-node-{rank}", daemon=True)
-            for rank in links
-            for act in (self._send, self._watch)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._senders = {rank: _started(rank, self._send, rank) for rank in links}
+        self._watchers: list[threading.Thread] = []
+
+    def watch(self, lost: Callable[[int], None]) -> None:
+        """Tell `lost` of one that ends, also of one that has ended before this."""
+        self._watchers += [_started(rank, self._watch, rank, lost) for rank in self._links]
 
     def send(self, message: Message) -> None:
         """Never waits; whoever calls this from several threads sees to the order."""
@@ -149,7 +154,10 @@ class NodeRelay:
         self.send(Ended())
         for queue in self._queues.values():
             queue.put(None)
-        for thread in self._threads:
+        for rank, sender in self._senders.items():
+            sender.join(self._patience_s)
+            _shut_down(self._links[rank])
+        for thread in (*self._senders.values(), *self._watchers):
             if thread is not threading.current_thread():
                 thread.join()
         for link in self._links.values():
@@ -160,45 +168,44 @@ class NodeRelay:
         with contextlib.suppress(OSError):  # whoever watches it tells
             while (packet := queue.get()) is not None:
                 link.sendall(packet)
-        with contextlib.suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
+        _shut_down(link)
 
-    def _watch(self, rank: int) -> None:
+    def _watch(self, rank: int, lost: Callable[[int], None]) -> None:
         """Followers say nothing: what comes is the end."""
         with contextlib.suppress(OSError):
             self._links[rank].recv(1)
         if not self._closing:
-            self._lost(rank)
+            lost(rank)
 
 
 class NodeLink:
-    """A follower's connection to its head."""
+    """A follower's connection to its head. `meet` comes before `receive`."""
 
-    def __init__(self, address: tuple[str, int], greeting: Greeting, timeout_s: float) -> None:
-        """Waits for the head, which may still be starting. Raises `EngineUnavailableError`."""
-        self._over = threading.Event()
-        self._link = _connected(address, timeout_s)
+    def __init__(
+        self, address: tuple[str, int], greeting: Greeting, timeout_s: float, clock: Clock
+    ) -> None:
+        self._address = address
+        self._head = f"the head at {address[0]}:{address[1]}"
+        self._greeting = greeting
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._interrupted = threading.Event()
+        self._link: socket.socket | None = None
+
+    def meet(self) -> int:
+        """Wait for the head, which may still be starting; the port at which all ranks meet. Raises
+        `EngineUnavailableError`, also after `interrupt`.
+        """
+        link = self._link = self._connected()
         try:
-            self._link.sendall(_packed(greeting))
-            self._link.settimeout(timeout_s)
-            received = _received(self._link, _MAX_GREETING)
-        except OSError:
-            received = None
-        if received is None:
-            self._link.close()
-            raise EngineUnavailableError(f"the head at {address[0]}:{address[1]} has gone away")
-        welcome = msgspec.msgpack.decode(received, type=Welcome)
-        if welcome.refusal:
-            self._link.close()
-            raise EngineUnavailableError(
-                f"the head at {address[0]}:{address[1]} refused this machine: {welcome.refusal}"
-            )
-        self._link.settimeout(None)
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self.port = welcome.port
+            return self._welcome(link)
+        except EngineUnavailableError:
+            link.close()
+            raise
 
     def receive(self) -> Message | None:
         """What comes next; None where the head is gone, or after `interrupt`."""
+        assert self._link is not None
         try:
             received = _received(self._link)
         except OSError:
@@ -209,12 +216,47 @@ class NodeLink:
         return message
 
     def interrupt(self) -> None:
-        """From any thread: `receive` waits no more."""
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
+        """From any thread, and from a signal's handler: nothing here waits any more."""
+        self._interrupted.set()
+        if self._link is not None:
+            _shut_down(self._link)
 
     def close(self) -> None:
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _welcome(self, link: socket.socket) -> int:
+        try:
+            link.sendall(_packed(self._greeting))
+            link.settimeout(self._timeout_s)
+            if self._interrupted.is_set():  # before there was a connection to shut down
+                _shut_down(link)
+            received = _received(link, _MAX_GREETING)
+        except OSError:
+            received = None
+        if received is None:
+            raise EngineUnavailableError(f"{self._head} has gone away")
+        welcome = msgspec.msgpack.decode(received, type=Welcome)
+        if welcome.refusal:
+            raise EngineUnavailableError(f"{self._head} refused this machine: {welcome.refusal}")
+        link.settimeout(None)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return welcome.port
+
+    def _connected(self) -> socket.socket:
+        due_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            reason: object = "it was interrupted"
+            if not self._interrupted.is_set():
+                try:
+                    return socket.create_connection(self._address, timeout=_ATTEMPT_S)
+                except OSError as error:
+                    reason = error.strerror or error
+            if self._interrupted.wait(_RETRY_S) or self._clock.monotonic_s() >= due_s:
+                raise EngineUnavailableError(
+                    f"no head answers at {self._address[0]}:{self._address[1]} within"
+                    f" {self._timeout_s:g} s ({reason}); start it with --node-rank 0"
+                )
 
 
 def _welcomed(
@@ -245,24 +287,25 @@ def _refusal(greeting: Greeting, expected: Greeting, num_nodes: int, known: Sequ
         return f"it has Phalanx {greeting.version}, and the head {__version__}"
     if greeting.replica != expected.replica:
         return f"it was started for {greeting.replica}, and the head for {expected.replica}"
+    for name in sorted({*greeting.settings, *expected.settings}):
+        theirs, ours = greeting.settings.get(name), expected.settings.get(name)
+        if theirs != ours:
+            return f"it was started with {name}={theirs}, and the head with {name}={ours}"
     if not 0 < greeting.node_rank < num_nodes or greeting.node_rank in known:
         return f"its --node-rank {greeting.node_rank} is another one's, or not below {num_nodes}"
     return ""
 
 
-def _connected(address: tuple[str, int], timeout_s: float) -> socket.socket:
-    pause, waited_s = threading.Event(), 0.0  # never set
-    while True:
-        try:
-            return socket.create_connection(address, timeout=timeout_s)
-        except OSError as error:
-            if waited_s >= timeout_s:
-                raise EngineUnavailableError(
-                    f"no head answers at {address[0]}:{address[1]} within {timeout_s:g} s"
-                    f" ({error.strerror or error}); start it with --node-rank 0"
-                ) from error
-        pause.wait(_RETRY_S)
-        waited_s += _RETRY_S
+def _started(rank: int, act: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=act, args=arguments, name=f"phalanx-node-{rank}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _shut_down(link: socket.socket) -> None:
+    """Whoever waits there waits no more."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def _packed(value: Greeting | Welcome) -> bytes:

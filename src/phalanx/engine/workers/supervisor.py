@@ -100,8 +100,9 @@ class WorkerSupervisor:
         group = self._group
         return () if group is None else group.pids
 
-    def start(self) -> tuple[Ready, ...]:
-        """Start every worker; returns when all are ready: what they said, by `worker_id`.
+    def start(self, opened: Callable[[], None] | None = None) -> tuple[Ready, ...]:
+        """Start every worker; returns when all are ready: what they said, by `worker_id`. `opened` is
+        called as soon as `fail` is heard, which is before that.
 
         Otherwise all are killed, and EngineUnavailableError says what went wrong, with the traceback
         of the worker that failed. ConfigurationError where the workers' configuration cannot be
@@ -116,6 +117,8 @@ class WorkerSupervisor:
             group = self._open()
             self._run_in_thread(group)
         try:
+            if opened is not None:
+                opened()
             return group.started.result()
         except EngineUnavailableError:
             error = self._lifecycle.unavailable()
@@ -181,10 +184,14 @@ class WorkerSupervisor:
             group.deadlines.remove(number)
 
     def fail(self, error: EngineUnavailableError) -> None:
-        """Fail the running group, for a reason that its owner found."""
+        """Fail the starting or running group, for a reason that its owner found."""
         group = self._group
-        if group is not None and self._lifecycle.fail(error, since=LifecycleState.RUNNING):
-            group.post(Collapse(error))
+        if group is None:
+            return
+        for since in (LifecycleState.STARTING, LifecycleState.RUNNING):
+            if self._lifecycle.fail(error, since=since):
+                group.post(Collapse(since, error))
+                return
 
     def close(self) -> None:
         """Stop the workers and wait for their end; any number of times, from any thread.
