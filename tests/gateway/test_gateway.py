@@ -267,28 +267,42 @@ def test_stopping_ends_the_wait():
     run(scenario())
 
 
-@pytest.mark.long
 def test_r95_a_slow_server_beside_a_fast_one_gets_few_of_the_requests():
-    """0.5 s and 0.02 s a request, 8 in flight, 200 requests."""
+    """Of 200 requests, 8 in flight. The slow one answers once the fast one has answered 100 more."""
 
     async def scenario():
         slow, fast = ProbedServer(), ProbedServer()
+        held: list[tuple[int, asyncio.Event]] = []
+        num_answered = 0
+        numbers = iter(range(200))
 
-        def taking(seconds: float):
-            async def behave(data, context):
-                await asyncio.sleep(seconds)
-                return answer_to(data)
+        def let_go(*, all_of_them: bool) -> None:
+            for reached, event in held:
+                if all_of_them or num_answered >= reached:
+                    event.set()
+            held[:] = [each for each in held if not each[1].is_set()]
 
-            return behave
+        async def be_slow(data, context):
+            event = asyncio.Event()
+            held.append((num_answered + 100, event))
+            let_go(all_of_them=len(held) == 8)  # or nobody would ask the fast one any more
+            await event.wait()
+            return answer_to(data)
 
-        slow.behave, fast.behave = taking(0.5), taking(0.02)
+        async def be_fast(data, context):
+            nonlocal num_answered
+            num_answered += 1
+            let_go(all_of_them=False)
+            return answer_to(data)
+
+        slow.behave, fast.behave = be_slow, be_fast
         async with running(slow, fast) as gateway, channel(gateway) as client:
             await ready(gateway, 2)
-            left = iter(range(200))
 
             async def robot() -> None:
-                for number in left:
+                for number in numbers:
                     await (await infer(client, request(f"r-{number}")))
+                let_go(all_of_them=True)
 
             await asyncio.gather(*(robot() for _ in range(8)))
             assert len(slow.requests) + len(fast.requests) == 200
