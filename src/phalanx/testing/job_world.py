@@ -42,7 +42,7 @@ from phalanx.testing.job_world_faults import EngineFaults, Life, Script
 from phalanx.testing.job_world_operations import ToldOperations
 from phalanx.testing.role_fakes import FakeEngine, FakeRoleWorld
 
-_DYING_S = 0.4
+_DYING_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class JobWorld:
         self._phases: dict[str, str | None] = {}
         self._dying: list[FakeEngine] = []
         self.operations = ToldOperations(self.note, lambda: self.disk.refusals > 0)
-        script.look = self.devices.check
+        script.looks.append(self.devices.check)
 
     @property
     def violations(self) -> list[str]:
@@ -220,7 +220,7 @@ class JobWorld:
     async def start_control(self) -> None:
         """Once nothing is left of the one before. It may end in the middle of it."""
         assert self.control is None
-        if self.parts.waits_for_dead:
+        if self.parts.waits_for_dead and self._dying:
             await asyncio.sleep(_DYING_S * (len(self._dying) + 1))
         self._dying.clear()
         self._phases.clear()
@@ -228,6 +228,7 @@ class JobWorld:
         control = FakeControl(self, life)
         if life.is_alive:
             self.control = control
+            self.devices.check()
 
     def end_control(self) -> None:
         """As `kill -9` does; its engines are gone a moment later, one after the other."""

@@ -52,6 +52,10 @@ class Life:
             self.is_alive = False
             self.ended.set_result(None)
 
+    async def wait(self) -> None:
+        """Until it ends. Whoever waits may be cancelled."""
+        await asyncio.shield(self.ended)
+
     def check(self) -> None:
         """Raises `ProcessEndedError` in a process that was killed."""
         if not self.is_alive:
@@ -60,7 +64,7 @@ class Life:
 
 class Script:
     """`faults` are pairs: after so many calls without one, this one. `points` are all the calls there
-    were; `ended` is true once no fault is left. `look` is called at every call.
+    were; `ended` is true once no fault is left. `looks` are called at every call.
     """
 
     def __init__(self, faults: Sequence[tuple[int, WorldFault]] = ()) -> None:
@@ -68,7 +72,7 @@ class Script:
         self._gap = self._left[0][0] if self._left else 0
         self.points: list[str] = []
         self.struck: list[tuple[str, WorldFault]] = []
-        self.look: Callable[[], None] = lambda: None
+        self.looks: list[Callable[[], None]] = []
 
     @property
     def ended(self) -> bool:
@@ -80,7 +84,8 @@ class Script:
 
     def take(self, point: str) -> WorldFault | None:
         self.points.append(point)
-        self.look()
+        for look in self.looks:
+            look()
         if not self._left:
             return None
         if self._gap > 0:
@@ -174,5 +179,5 @@ class EngineFaults(Faults):
             asyncio.get_running_loop().call_later(after_s, act)
 
     async def _silence(self) -> None:
-        await self._life.ended
+        await self._life.wait()
         self._life.check()
