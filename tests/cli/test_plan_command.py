@@ -125,7 +125,14 @@ def test_a_decoupled_job_without_nodes_has_phases_alone(plan):
     code, out, _ = plan(JOB, "--set", "placement=decoupled")
     assert code == 0
     assert out.startswith("decoupled, devices not planned")
-    assert ["rollout", "elsewhere", "-", "-", "rollout"] in words(out)
+    assert ["rollout", "not", "planned", "-", "-", "rollout"] in words(out)
+    assert ["teacher", "elsewhere", "-", "-", "teacher"] in words(out)
+
+
+def test_a_role_of_no_replicas_has_no_devices(plan):
+    code, out, _ = plan(JOB, "--set", "roles.rollout.models.student.replicas=0")
+    assert code == 0
+    assert ["rollout", "none", "-", "-", "rollout"] in words(out)
 
 
 def test_a_file_without_placement_has_nothing_to_plan(plan):

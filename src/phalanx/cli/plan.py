@@ -23,8 +23,8 @@ def plan(
 ) -> None:
     """Show which role holds which device in which phase (docs/placement.md), and start nothing.
 
-    Exits with 0, or 2 where the file is wrong or the roles cannot be placed, which it says why and
-    what can be done.
+    Exits with 0, or with 2 where the file is wrong or the roles cannot be placed, and then says why
+    and what can be done.
     """
     from phalanx.cli.plan_view import plan_console, plan_json, plan_title, plan_view
     from phalanx.cli.up_plan import load_job

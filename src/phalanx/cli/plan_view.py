@@ -21,7 +21,7 @@ from phalanx.schema.job_placement import (
     PlacementPlan,
     ReplicaPlacement,
 )
-from phalanx.schema.roles import PlacementMode
+from phalanx.schema.roles import EngineKind, InferenceRoleSpec, PlacementMode
 
 MAX_ROWS = 32
 _MIB = 1 << 20
@@ -80,7 +80,7 @@ def _rows(plan: PlacementPlan) -> Iterator[Sequence[str]]:
         placed = [replica for replica in plan.replicas if replica.role == role.role]
         phases = ", ".join(turns(plan.phases, role.role)) or "-"
         if not placed:
-            yield role.role, "", "", "elsewhere", "-", "-", phases
+            yield role.role, "", "", _unplaced(plan, role), "-", "-", phases
         for (model, _), group in groupby(placed, lambda each: (each.model, each.group_index)):
             replicas = list(group)
             for some in [[each] for each in replicas] if whole else [replicas]:
@@ -90,6 +90,14 @@ def _rows(plan: PlacementPlan) -> Iterator[Sequence[str]]:
         bundles = [group_plan.bundles[index] for index in plan.trainer_bundles]
         phases = ", ".join(turns(plan.phases, TRAINER)) or "-"
         yield TRAINER, "", "", devices(bundles), ACTOR_GROUP, group_plan.owner.value, phases
+
+
+def _unplaced(plan: PlacementPlan, role: InferenceRoleSpec) -> str:
+    """Why a role has no devices here."""
+    groups = [group for model in role.models for group in model.engine_groups]
+    if all(group.engine is EngineKind.EXTERNAL for group in groups):
+        return "elsewhere"
+    return "none" if plan.cluster.nodes else "not planned"
 
 
 def _where(plan: PlacementPlan, replicas: Sequence[ReplicaPlacement]) -> tuple[str, ...]:

@@ -114,6 +114,7 @@ def test_every_role_has_a_colour_of_its_own():
     made = plan(request(SPLIT, nodes(9), *(role(f"r{number}") for number in range(8))))
     assert len(set(colours(made).values())) == 9
     assert is_dark("#000000") and not is_dark("#ffffff")
+    assert not is_dark("#ee6677"), "white on it is hard to read"
 
 
 def test_the_svg_is_the_same_picture_with_a_legend():
@@ -136,4 +137,6 @@ def test_the_svg_says_what_it_leaves_out_and_is_paler_where_a_phase_is_anothers(
     text = svg(picture(plan(request(SPLIT, nodes(12), *roles)), 5), "t")
     assert "and 7 more devices" in text
     assert 'fill-opacity="0.35"' in text
-    assert 'fill-opacity="0.35"' not in svg(picture(three(DEFER, 4), 9), "t")
+    assert "paler: resident, while the phase is another&apos;s" in text.replace("'", "&apos;")
+    by_turns = svg(picture(three(DEFER, 4), 9), "t")
+    assert 'fill-opacity="0.35"' not in by_turns and "paler" not in by_turns

@@ -8,14 +8,14 @@ from xml.sax.saxutils import escape
 from phalanx.roles.placement.picture import Cell, Picture, Row
 
 _LINE = 26
-_TOP = 74
+_TOP = 82
 _MARGIN = 16
 _CHARACTER = 7.2
 """How wide one is at most, of the sizes of text used here."""
 _FREE = "#f2f2f2"
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1a1a1a}"
-    ".title{font-weight:600;font-size:15px}.head{font-weight:600}"
+    ".title{font-weight:600;font-size:15px}.head{font-weight:600}.note{fill:#595959}"
 )
 
 
@@ -30,8 +30,13 @@ def svg(picture: Picture, title: str) -> str:
         _MARGIN + sum(_wide([user]) + 20 for user in legend),
         _MARGIN + _wide([title]) * 1.2,
     )
-    hidden = 1 if picture.num_hidden else 0
-    height = _TOP + _LINE * (len(picture.rows) + hidden) + _MARGIN
+    notes = []
+    if picture.num_hidden:
+        notes.append(f"and {picture.num_hidden:,} more devices")
+    if any(cell is not None and not cell.active for row in picture.rows for cell in row.cells):
+        notes.append("paler: resident, while the phase is another's")
+    width = max(width, _MARGIN + _wide(notes))
+    height = _TOP + _LINE * (len(picture.rows) + len(notes)) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + _MARGIN:.0f}"'
         f' height="{height}" role="img">',
@@ -46,9 +51,8 @@ def svg(picture: Picture, title: str) -> str:
     ]
     for at, row in enumerate(picture.rows):
         parts += _row(picture, row, left, _TOP + _LINE * at, column)
-    if picture.num_hidden:
-        words = f"and {picture.num_hidden:,} more devices"
-        parts.append(_text(_MARGIN, _TOP + _LINE * (len(picture.rows) + 0.7), words))
+    for at, words in enumerate(notes, len(picture.rows)):
+        parts.append(_text(_MARGIN, _TOP + _LINE * (at + 0.7), words, "note"))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -81,7 +85,7 @@ def _cell(picture: Picture, cell: Cell | None, x: float, y: float, width: float)
 def is_dark(colour: str) -> bool:
     """Whether white is easier to read on it than black."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 120
 
 
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "", fill: str = "") -> str:
