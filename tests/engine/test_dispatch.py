@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineUnavailableError, RuntimeConfig
 from phalanx.engine.dispatcher import RequestDispatcher
-from phalanx.engine.executors.multiprocess import MultiprocessExecutor
 from phalanx.engine.replicas import ReplicaAccount, ReplicaChooser
 from phalanx.engine.requests import RequestTable
 from phalanx.engine.sinks import FutureSink
 from phalanx.schema.events import Final
-from phalanx.testing import Counting, CountingArgs, CountRequest, ManualClock
+from phalanx.testing import Counting, ManualClock
 from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyRequest
 
 from .local_plugins import cpu
@@ -186,24 +185,6 @@ def test_busy_time_counts_while_something_is_in_flight():
     one, two = requests.statistics([None, None]).replicas
     assert (one.busy_s, two.busy_s) == (2.0, 3.0)
     assert (one.uptime_s, two.uptime_s) == (10.0, 10.0)
-
-
-def test_r2_r77_r78_r86_a_local_engine_is_a_dispatcher_over_one_executor_a_replica():
-    with Engine(
-        EngineArgs("counting", CountingArgs(max_batch_size=2), cpu()),
-        deployment=DeploymentConfig.local(replica_count=2),
-    ) as engine:
-        dispatcher = engine._startup.current
-        assert isinstance(dispatcher, RequestDispatcher)
-        assert [type(each) for each in dispatcher._replicas] == [MultiprocessExecutor] * 2
-        # R77, R78, R86: each replica batches its own requests, at most max_batch_size at once.
-        futures = [engine.submit(CountRequest(count=50)) for _ in range(8)]
-        for future in futures:
-            future.result()
-        replicas = engine.statistics().replicas
-    assert [replica.num_completed for replica in replicas] == [4, 4]
-    assert all(replica.loop.last_batch_size <= 2 for replica in replicas)
-    assert all(replica.loop.num_steps >= 100 for replica in replicas)  # 4 x 50, two at a time
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import threading
@@ -15,12 +14,15 @@ import torch
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineUnavailableError
 from phalanx.errors import ConfigurationError, InvalidRequestError
-from phalanx.schema.control import Continue, Flush, Pause
+from phalanx.schema.control import (
+    Continue,
+    Pause,
+)
 from phalanx.server import WorkerSupervisorConfig
-from phalanx.testing import CountDelta, Counting, CountingArgs, CountOutput, CountRequest
+from phalanx.testing import Counting, CountingArgs, CountRequest
 from phalanx.testing.faulty import Action, Faulty, FaultyArgs, FaultyRequest
 
-from .local_plugins import Environment, HookedCount, LoggedCounting, RankSum, cpu
+from .local_plugins import Environment, LoggedCounting, RankSum, cpu
 from .ports import free_base_port
 from .processes import children
 
@@ -47,13 +49,6 @@ def build(plugin="faulty", args=None, deployment=None, tp=1, **runtime):
 def pool():
     """Two replicas of a plain plugin."""
     with build(deployment=local(2)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def counters():
-    """Two replicas of a batching plugin."""
-    with build("counting", CountingArgs(), local(2)) as engine:
         yield engine
 
 
@@ -189,48 +184,7 @@ def test_r114_statistics_say_what_each_replica_did(pool):
     assert after.num_in_flight == 0
 
 
-def test_r88_a_batching_plugin_gains_replicas_without_a_change(counters):
-    futures = [counters.submit(CountRequest(count=count)) for count in range(8)]
-    assert [len(future.result().numbers) for future in futures] == list(range(8))
-    *deltas, last = counters.stream(CountRequest(count=5))
-    assert last == CountOutput((0, 1, 2, 3, 4))
-    assert all(isinstance(delta, CountDelta) for delta in deltas)
-    assert sum((delta.numbers for delta in deltas), ()) == last.numbers
-
-
-def test_control_reaches_every_replica_and_statistics_follow(counters):
-    assert counters.control(Pause()) is True
-    assert [replica.loop.paused for replica in counters.statistics().replicas] == [True, True]
-    waiting = [counters.submit(CountRequest(count=2)) for _ in range(2)]
-    assert counters.control(Flush()) is False
-    assert counters.control(Continue()) is True
-    assert [future.result().numbers for future in waiting] == [(0, 1)] * 2
-
-
-def test_a_cancelled_request_ends_with_what_it_has(counters):
-    counters.control(Pause())
-    future = counters.submit(CountRequest(count=900), rid="long")
-    assert counters.cancel("long") is True
-    counters.control(Continue())
-    assert len(future.result().numbers) < 900
-    assert counters.cancel("long") is False
-
-
-def test_a_dropped_stream_cancels_its_request(counters):
-    before = counters.statistics().num_cancelled
-    stream = counters.stream(CountRequest(count=1000))
-    next(stream)
-    del stream
-    gc.collect()
-    assert counters.control(Continue())
-    # The cancel was sent before this request, to one of the two replicas each.
-    for _ in range(2):
-        counters.step(CountRequest(count=1))
-    while counters.statistics().num_in_flight:
-        counters.step(CountRequest(count=1))
-    assert counters.statistics().num_cancelled == before + 1
-
-
+@pytest.mark.long  # in the quick run two ranks form one replica, in `test_spanning`
 def test_r22_r24_r42_r43_r89_r92_two_replicas_of_two_ranks(tmp_path):
     log = tmp_path / "steps"
     with build("rank_sum", FaultyArgs(log=str(log)), local(2), tp=2) as engine:
@@ -316,52 +270,3 @@ def test_many_requests_at_once_end_each_exactly_once(pool):
     assert [future.result().payload for future in futures] == list(range(500))
     pool.step(FaultyRequest())
     assert len(ended) == len(set(map(id, ended))) == 500
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("call", ["step", "control"])
-def test_waiting_in_a_callback_on_the_workers_thread_is_refused(counters, call):
-    refused = Future()
-
-    def callback(_):
-        try:
-            counters.step(CountRequest(count=1)) if call == "step" else counters.control(Continue())
-        except InvalidRequestError as error:
-            refused.set_result(error)
-
-    assert counters.control(Pause())
-    future = counters.submit(CountRequest(count=1))
-    future.add_done_callback(callback)  # while it cannot have ended
-    assert counters.control(Continue())
-    assert "future's callback" in str(refused.result())
-    assert counters.step(CountRequest(count=2)).numbers == (0, 1)
-    assert counters.statistics().num_in_flight == 0
-
-
-def test_a_cancel_that_comes_while_the_request_is_sent_is_kept(counters):
-    counters.control(Pause())
-    cancelled = []
-    request = HookedCount(count=900, hook=lambda: cancelled.append(counters.cancel("early")))
-    future = counters.submit(request, rid="early")
-    counters.control(Continue())
-    assert cancelled == [True]
-    assert len(future.result().numbers) < 900
-
-
-def test_an_interrupt_while_a_request_is_sent_leaves_nothing_in_flight(counters):
-    before = counters.statistics()
-    for call in (counters.submit, counters.step, counters.stream):
-        with pytest.raises(KeyboardInterrupt):
-            call(HookedCount(count=1, hook=interrupt))
-    after = counters.statistics()
-    assert (after.num_in_flight, after.num_accepted) == (0, before.num_accepted)
-    assert [counters.step(CountRequest(count=1)).numbers for _ in range(2)] == [(0,)] * 2
-
-
-@pytest.mark.long
-def test_a_loop_s_counters_are_there_before_the_first_request():
-    with build("counting", CountingArgs(), local(2)) as engine:
-        assert [replica.loop is not None for replica in engine.statistics().replicas] == [True] * 2

@@ -37,8 +37,6 @@ from phalanx.schema.control import (
 from phalanx.schema.statistics import EngineMemory, LoopStatistics
 from phalanx.testing import CountingArgs, CountOutput, CountRequest, ManualClock
 
-from .test_local import local
-
 KV = frozenset({MemoryTag.KV_CACHE})
 WEIGHTS = frozenset({MemoryTag.WEIGHTS})
 
@@ -265,21 +263,6 @@ def test_an_engine_that_has_not_started_holds_nothing():
         assert engine.memory.asleep == frozenset()
         assert engine.memory.rss_bytes > 0
         assert engine.version == "default"
-
-
-def test_i81_replicas_in_workers_sleep_and_wake_by_tags():
-    with Engine(EngineArgs("counting", CountingArgs()), deployment=local(2)) as engine:
-        assert engine.control(Sleep())
-        with pytest.raises(EngineAsleepError):
-            engine.submit(CountRequest(count=1))
-        assert engine.control(Wake(WEIGHTS))
-        assert engine.memory.resident == WEIGHTS
-        with pytest.raises(InvalidRequestError, match="counting"):
-            engine.ask(CheckWeights(WeightCheck.CHECKSUM))
-        assert engine.control(Wake())
-        futures = [engine.submit(CountRequest(count=2)) for _ in range(4)]
-        assert [future.result() for future in futures] == [CountOutput((0, 1))] * 4
-        assert engine.memory.rss_bytes > 2 << 20
 
 
 def test_the_resident_set_of_a_process_that_has_ended_is_nothing():
