@@ -36,8 +36,10 @@ def test_i104_a_judge_that_failed_half_way_leaves_no_rewards_behind_the_teachers
         await batch.stage_samples([msgspec.structs.replace(one, text="x") for one in samples()])
         said = iter(["8", "8", "nonsense", "nonsense"])
         roles.judge.says = lambda messages: next(said)
-        with pytest.raises(ValueError, match="nonsense"):
+        with pytest.raises(ValueError, match="nonsense") as caught:
             await batch.judge(roles.workload)
+        assert "reward() of sample 'g" in caught.value.__notes__[0]
+        assert "the judge said 'nonsense'" in caught.value.__notes__[0]
         await batch.score_teacher(roles.scorer)
         assert [one.reward for one in batch.samples] == [None] * 4
         assert batch.missing == (Scoring.JUDGE,)

@@ -91,7 +91,14 @@ class RolloutWorkload:
             if sample.reward is not None:
                 return sample
             said = await verdict(judge, grading, sample)
-            reward = checked_reward(grading.reward(said, sample), sample.sample_id, said)
+            try:
+                worth = grading.reward(said, sample)
+            except Exception as error:
+                error.add_note(
+                    f"reward() of sample {sample.sample_id!r}: the judge said {said!r:.200}"
+                )
+                raise
+            reward = checked_reward(worth, sample.sample_id, said)
             graded = msgspec.structs.replace(sample, verdict=said, reward=reward)
             await on_sample(graded)
             return graded
