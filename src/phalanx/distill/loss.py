@@ -26,8 +26,8 @@ _ROWS = 4096
 class Estimator(enum.StrEnum):
     """How the divergence is estimated where only the sampled token x ~ p is known at a position.
 
-    With r = log p(x) - log q(x), r_0 the same for the student that sampled, and no gradient through
-    [..]:
+    That x ~ p is for the rollout to see to: temperature 1, and no top_p, top_k or min_p. With
+    r = log p(x) - log q(x), r_0 the same for the student that sampled, and no gradient through [..]:
 
     `policy_gradient`: [r_0] * p(x) / [p_0(x)], whose gradient at p = p_0 is that of the divergence,
     in expectation: E[r * grad log p(x)] (the score function; Williams, 1992; used token by token, a
