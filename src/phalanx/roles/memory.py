@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from phalanx.roles.calls import RETRY_S, Deadline, PollPause, attempt, insist
-from phalanx.roles.contracts import EngineCallError, Tag
+from phalanx.roles.contracts import ALL_TAGS, EngineCallError, Tag
 from phalanx.roles.quiescence import quiet
 from phalanx.roles.replica import Replica
 from phalanx.roles.residency import Residency
@@ -37,6 +37,7 @@ async def release(replica: Replica, tags: frozenset[Tag], timeout_s: float) -> N
             # It was refused: something runs after all.
             await asyncio.sleep(RETRY_S)
             await quiet(replica, deadline)
+    await _overtake(replica, deadline)
 
 
 async def resume(replica: Replica, tags: frozenset[Tag], timeout_s: float) -> None:
@@ -59,6 +60,7 @@ async def _change(replica: Replica, tags: frozenset[Tag], verb: str, deadline: D
     try:
         await attempt(lambda: call(tags), what, max(deadline.left_s / NUM_TRIES, 1.0))
     except EngineCallError as error:
+        replica.chased = replica.chased or (error.uncertain and verb == "resume")
         is_last = error.gone or error.out_of_memory or deadline.left_s <= RETRY_S
         if not error.uncertain:
             replica.residency = before
@@ -72,9 +74,25 @@ async def _change(replica: Replica, tags: frozenset[Tag], verb: str, deadline: D
             ) from error
         replica.residency = Residency(held)
         return False
+    replica.chased = False
     known = before.without(tags) if verb == "release" else before.with_held(tags)
     replica.residency = known
     return True
+
+
+async def _overtake(replica: Replica, deadline: Deadline) -> None:
+    """A call that takes memory and was given up may be under way yet, and take it whenever it comes:
+    an engine that says what it holds does none after a later one. Raises as `release` does.
+    """
+    free = ALL_TAGS - replica.residency.held
+    if not (replica.chased and free and replica.residency.is_certain):
+        return
+    what = f"{replica.engine_id}: release {', '.join(sorted(free))} once more"
+    before, replica.residency = replica.residency, replica.residency.asked(free)
+    if await insist(replica.engine.resident, f"{replica.engine_id}: memory", deadline) is not None:
+        await insist(lambda: replica.engine.release(free), what, deadline)
+        await _confirm(replica, free, deadline)
+    replica.residency, replica.chased = before, False
 
 
 async def _confirm(replica: Replica, tags: frozenset[Tag], deadline: Deadline) -> None:

@@ -29,7 +29,7 @@ class Replica:
 
     `waits`: everything else is done, and a trainer's weights are missing. `runs`: whether the engine
     computes what arrives, None where nobody knows; `drained`: nothing ran when it was last asked.
-    `routed`: its router may have it. `busy`: it is asked for something that may keep it from
+    `chased`: a call that takes memory was given up, and may be under way yet. `routed`: its router may have it. `busy`: it is asked for something that may keep it from
     answering its health check. `tells`: whether it can say what it holds; `names_weights`: it has
     said that it has the version in `weights`, or one before. `blocked` says why nobody may touch it
     but `unblock` and `recover`. `is_stopped`: none of its processes is left.
@@ -54,6 +54,7 @@ class Replica:
         self.runs: bool | None = True
         self.drained = False
         self._num_awaited = 0
+        self.chased = False
         self.routed = False
         self.busy = False
         self.tells = True

@@ -6,6 +6,8 @@ nothing was sent, and where an answer is lost nobody knows.
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +19,7 @@ import msgspec
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import EngineCallError, Tag
 from phalanx.schema.roles import DeploymentSpec
+from phalanx.wire.call_order import HEADER, CallNumber
 
 _MAX_TEXT = 300
 _UNCERTAIN_STATUS = frozenset({500, 502, 504})
@@ -65,6 +68,8 @@ class SGLangEngine:
     ) -> None:
         self.url = url.rstrip("/")
         self._timeouts = timeouts or EngineTimeouts()
+        self._name = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
         self._client = httpx.AsyncClient(
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
             # A kept connection may have been closed by the other side: then a request would be lost
@@ -115,10 +120,10 @@ class SGLangEngine:
             return None
 
     async def release(self, tags: frozenset[Tag]) -> None:
-        await self._post("/release_memory_occupation", _tags(tags))
+        await self._post_in_order("/release_memory_occupation", _tags(tags))
 
     async def resume(self, tags: frozenset[Tag]) -> None:
-        await self._post("/resume_memory_occupation", _tags(tags))
+        await self._post_in_order("/resume_memory_occupation", _tags(tags))
 
     async def resident(self) -> frozenset[Tag] | None:
         """What `/server_info` says under `memory`; None from SGLang's own, which does not say."""
@@ -196,13 +201,30 @@ class SGLangEngine:
         response = await self._send("POST", path, body, self._timeouts.call_s)
         self._check(response, path)
 
+    async def _post_in_order(self, path: str, body: Mapping[str, object]) -> None:
+        """One that was given up may still be under way: it is not to be done after a later one."""
+        number = CallNumber(self._name, next(self._numbers))
+        response = await self._send("POST", path, body, self._timeouts.call_s, number)
+        self._check(response, path)
+
     async def _send(
-        self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        timeout_s: float,
+        number: CallNumber | None = None,
     ) -> httpx.Response:
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._timeouts.connect_s))
         where = f"{method} {self.url}{path}"
         try:
-            return await self._client.request(method, self.url + path, json=body, timeout=timeout)
+            return await self._client.request(
+                method,
+                self.url + path,
+                json=body,
+                timeout=timeout,
+                headers=None if number is None else {HEADER: str(number)},
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise EngineCallError(
                 f"{where}: no connection: {_words(error)}", uncertain=False, gone=_refused(error)

@@ -135,7 +135,14 @@ class FakeControl:
             self.engines[role.name] = FakeRoleWorld(
                 says=layout.says,
                 keeps_weights=role.weights is WeightSource.STATIC,
-                faults=EngineFaults(world.script, life, world.end_control, world.end_driver),
+                faults=EngineFaults(
+                    world.script,
+                    life,
+                    world.end_control,
+                    world.end_driver,
+                    # No engine of another make could know of it, and nothing repeats a connection.
+                    repeats=layout.says,
+                ),
                 took=world.devices.took,
             )
             spec = layout.spec(role)

@@ -111,8 +111,12 @@ class EngineFaults(Faults):
         life: Life,
         end_control: Callable[[], None],
         end_driver: Callable[[], None],
+        *,
+        repeats: bool = True,
     ) -> None:
+        """`repeats`: calls may be done twice."""
         super().__init__()
+        self._repeats = repeats
         self._script = script
         self._life = life
         self._end_control = end_control
@@ -163,7 +167,7 @@ class EngineFaults(Faults):
 
     async def _after(self, point: str, fault: WorldFault | None, act: Callable[[], None]) -> None:
         """What becomes of its answer."""
-        if fault is WorldFault.TWICE:
+        if fault is WorldFault.TWICE and self._repeats:
             self._later(point, act, AGAIN_S)
         if fault is WorldFault.CONTROL_ENDS_AFTER:
             self._end_control()

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.roles.contracts import ALL_TAGS, Backends, EngineCallError, ReplicaLaunch, Tag
-from phalanx.schema.roles import EngineGroupSpec, EngineKind, InferenceModelSpec
+from phalanx.schema.roles import EngineKind, InferenceModelSpec
+from phalanx.testing.role_fake_router import FakeRouter
 from phalanx.testing.role_faults import Faults
 
 LOAD_S = 2.0
@@ -58,6 +59,7 @@ class FakeEngine:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loading = asyncio.create_task(self._load())
         self._runs: set[asyncio.Task[None]] = set()
+        self._num_asked = self._num_done = 0
         self.world.took(self)
 
     # What the manager has of the process.
@@ -140,10 +142,12 @@ class FakeEngine:
         return len(self.requests) if self.says else None
 
     async def release(self, tags: frozenset[Tag]) -> None:
-        await self._call("release", lambda: self._release(tags), what=_names(tags))
+        act = self._in_order(lambda: self._release(tags))
+        await self._call("release", act, what=_names(tags))
 
     async def resume(self, tags: frozenset[Tag]) -> None:
-        await self._call("resume", lambda: self._resume(tags), what=_names(tags))
+        act = self._in_order(lambda: self._resume(tags))
+        await self._call("resume", act, what=_names(tags))
 
     async def resident(self) -> frozenset[Tag] | None:
         await self._call("resident", lambda: None, logged=False)
@@ -200,6 +204,18 @@ class FakeEngine:
             self._misuse("asked for a token without memory")
         if self.lost_weights or self.paused or not self.is_loaded:
             raise EngineCallError("503: no token", uncertain=False)
+
+    def _in_order(self, act: Callable[[], None]) -> Callable[[], None]:
+        """One that says what it holds does nothing after a later call of these."""
+        self._num_asked += 1
+        number = self._num_asked
+
+        def ordered() -> None:
+            if number >= self._num_done or not self.says:
+                self._num_done = number
+                act()
+
+        return ordered
 
     def _release(self, tags: frozenset[Tag]) -> None:
         if self.says and not tags & self.held:
@@ -266,29 +282,6 @@ class FakeEngine:
     def _misuse(self, what: str) -> None:
         self.misused = what
         self.crash()
-
-
-class FakeRouter:
-    """The router of one model. `workers` are the URLs that it sends requests to."""
-
-    def __init__(self, world: FakeRoleWorld, url: str) -> None:
-        self._world = world
-        self.url = url
-        self.workers: set[str] = set()
-        self.is_open = True
-
-    async def add(self, url: str, worker: EngineGroupSpec, bootstrap_port: int | None) -> None:
-        await self._world.faults.strike(
-            "router.add", lambda: self.workers.add(url), crash=lambda: None
-        )
-
-    async def remove(self, url: str) -> None:
-        await self._world.faults.strike(
-            "router.remove", lambda: self.workers.discard(url), crash=lambda: None
-        )
-
-    async def close(self) -> None:
-        self.is_open = False
 
 
 class FakeRoleWorld:
@@ -360,7 +353,7 @@ class FakeRoleWorld:
     async def open_router(self, role: str, model: InferenceModelSpec) -> FakeRouter:
         def act() -> None:
             name = f"{role}/{model.name}"
-            self.routers[model.name] = FakeRouter(self, f"http://router/{name}")
+            self.routers[model.name] = FakeRouter(self.faults, f"http://router/{name}")
 
         await self.faults.strike("router.open", act, crash=lambda: None)
         return self.routers[model.name]

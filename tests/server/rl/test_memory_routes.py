@@ -180,3 +180,15 @@ def test_any_part_asleep_refuses_requests(client, tags):
     assert (refused.status_code, tags[0] in refused.text) == (503, True)
     post(client, RESUME, {"tags": tags})
     ids(client)
+
+
+def test_d9_a_numbered_call_that_comes_after_a_later_one_changes_nothing(client):
+    def call(path: str, number: int) -> int:
+        headers = {"x-phalanx-call": f"manager/{number}"}
+        return client.post(path, json={}, headers=headers).status_code
+
+    assert call(RELEASE, 2) == 200
+    assert call(RESUME, 1) == 400
+    assert memory(client)["asleep"] == ALL
+    assert call(RESUME, 3) == 200
+    assert memory(client)["resident"] == ALL

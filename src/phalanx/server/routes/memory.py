@@ -5,9 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from phalanx.server.answering import Answering
+from phalanx.server.answering import Answering, Work
 from phalanx.server.dialects import SGLANG
+from phalanx.server.operations.call_order import CallOrder
 from phalanx.server.operations.memory import MemoryOperations
+from phalanx.wire.call_order import HEADER
 from phalanx.wire.sglang.memory import DONE, parse_memory
 
 
@@ -17,12 +19,22 @@ class MemoryRoutes:
     def __init__(self, memory: MemoryOperations, answering: Answering) -> None:
         self._memory = memory
         self._answering = answering
+        self._order = CallOrder()
 
     async def release(self, request: Request) -> Response:
-        return await self._answering.control(request, SGLANG, self._release)
+        return await self._answering.control(
+            request, SGLANG, self._in_order(request, self._release)
+        )
 
     async def resume(self, request: Request) -> Response:
-        return await self._answering.control(request, SGLANG, self._resume)
+        return await self._answering.control(request, SGLANG, self._in_order(request, self._resume))
+
+    def _in_order(self, request: Request, work: Work) -> Work:
+        async def ordered(body: bytes) -> Response:
+            self._order.check(request.headers.get(HEADER))
+            return await work(body)
+
+        return ordered
 
     async def _release(self, body: bytes) -> Response:
         await self._memory.release(parse_memory(body))
