@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from phalanx.device_ledger import DeviceLedger
@@ -15,12 +15,12 @@ from phalanx.schema.job_placement import PlacementPlan
 @dataclass(frozen=True)
 class DeviceView:
     """Of a job with this plan, if it has one; `simulated` where its devices are, on this machine.
-    `of_trainer`: the trainer's variables on its machine of a cluster.
+    `of_trainer` tells the trainer's variables on its machine of a cluster, which may come to be another.
     """
 
     plan: PlacementPlan | None = None
     simulated: SimulatedCluster | None = None
-    of_trainer: Mapping[str, str] | None = None
+    of_trainer: Callable[[], Mapping[str, str]] | None = None
 
     def status(self) -> tuple[DeviceStatus, ...]:
         """Every simulated device, node after node; none where they are real."""
@@ -34,7 +34,7 @@ class DeviceView:
     def trainer_environment(self) -> dict[str, str]:
         """The variables that tell the trainer's program its devices."""
         if self.of_trainer is not None:
-            return dict(self.of_trainer)
+            return dict(self.of_trainer())
         if self.simulated is not None:
             return self.simulated.of_trainer()
         return {} if self.plan is None else real_trainer_devices(self.plan)

@@ -80,6 +80,11 @@ class Job:
         ]
         return [engine["state"] for engine in shown["models"]["m"]["engines"]]
 
+    def trainers_ledger(self) -> Path:
+        """That of the machine of the trainer's device."""
+        told = self.whole.status()["trainer_environment"]["PHALANX_SIMULATED_DEVICES"]
+        return Path(told.rpartition(":")[0])
+
     def check(self) -> None:
         """Nobody is resident with somebody else."""
         for ledger in self._logs.glob("devices-*"):
@@ -92,7 +97,13 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path, machines, cluster) -> Iterator[Job]:
+def nodes() -> tuple[str, str]:
+    """The trainer has the first one's device."""
+    return KEPT, LOST
+
+
+@pytest.fixture
+def job(tmp_path, machines, cluster, nodes) -> Iterator[Job]:
     """Of two roles with a replica on each of two machines."""
     model = write_tiny_llama(tmp_path)
     engine_args = ENGINE.replace("device: cpu, ", "")
@@ -103,8 +114,8 @@ def job(tmp_path, machines, cluster) -> Iterator[Job]:
     )
     file = tmp_path / "job.yaml"
     file.write_text(
-        f"placement: {{mode: defer, nodes: [{{name: {KEPT}, devices: 1}},"
-        f" {{name: {LOST}, devices: 1}}], device_memory_mib: 2, trainer_devices: 1}}\n"
+        f"placement: {{mode: defer, nodes: [{{name: {nodes[0]}, devices: 1}},"
+        f" {{name: {nodes[1]}, devices: 1}}], device_memory_mib: 2, trainer_devices: 1}}\n"
         f"launcher: {{kind: ray, address: '{machines.address}', namespace: turns}}\n"
         "gateway: {http_port: 0}\n"
         "log: {directory: ./logs}\n"
@@ -160,8 +171,10 @@ def test_a_machine_that_is_lost_in_each_phase_takes_what_ran_there_and_the_job_g
     job.phases.release("t")
 
 
+@pytest.mark.parametrize("nodes", [(LOST, KEPT)])
 def test_a_machine_that_is_lost_between_two_phases_leaves_nobody_there(job):
     job.enter("rollout", "1")
+    before = job.trainers_ledger()
     answered: list[object] = []
 
     def enter() -> None:
@@ -183,6 +196,9 @@ def test_a_machine_that_is_lost_between_two_phases_leaves_nobody_there(job):
     job.add_machine()
     job.enter("teacher", "1")
     assert job.states("teacher") == ["ready", "ready"] and job.answers("teacher") == 200
+    now = job.trainers_ledger()
+    assert now != before
+    assert {held.owner for held in DeviceLedger(now).held()} == {"teacher/m/0"}
 
     # Also without it the job ends as it should, and leaves nothing behind.
     job.lose_machine()

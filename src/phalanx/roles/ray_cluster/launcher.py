@@ -5,7 +5,7 @@ gets a placement group of its own, which ends with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -86,6 +86,7 @@ class RayLauncher:
             group = bound.group_of(launch.role)
             if not group.is_there(places):
                 await bound.look_again(launch.role)
+                await self._have_ledgers(bound.node_ids)
                 places = bound.places(launch.role, launch.engine_id) or places
             if group.is_there(places):
                 return Site(group, parts_of(places), extra=False)
@@ -138,8 +139,7 @@ class RayLauncher:
             actor = HostActor(site.group.raw, node.index, share, self._settings, node.address)
             parts.append(RunningPart(self._cluster, node, actor))
             undo.push_async_callback(parts[-1].discard)
-        if self._ledgers is not None:
-            await self._ledgers.have(node.node_id for node in site.parts)
+        await self._have_ledgers(node.node_id for node in site.parts)
         reserved = await parts[0].actor.reserve(launch)
         orders = self._orders(launch, site.parts, reserved)
         starting = [
@@ -149,6 +149,10 @@ class RayLauncher:
         for part, pid in zip(parts, await asyncio.gather(*starting), strict=True):
             part.pid = pid
         return RayReplica(reserved.address, parts, site.group if site.extra else None)
+
+    async def _have_ledgers(self, node_ids: Iterable[str]) -> None:
+        if self._ledgers is not None:
+            await self._ledgers.have(node_ids)
 
     def _orders(
         self, launch: ReplicaLaunch, nodes: Sequence[NodePart], reserved: Reserved
