@@ -27,9 +27,12 @@ def alone():
     return found
 
 
+POOLS = [(200, 16, 4), pytest.param(200, 5, 8, marks=pytest.mark.long), (10, 6, 3)]
+
+
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
 @pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
-@pytest.mark.parametrize(("pages", "tokens", "running"), [(200, 16, 4), (200, 5, 8), (10, 6, 3)])
+@pytest.mark.parametrize(("pages", "tokens", "running"), POOLS)
 def test_item_8_5_12_captured_and_speculated(alone, mode, kind, pages, tokens, running):
     engine = toy_decoder_engine(TorchOperators(), pages, 4, capture=mode)
     node = engine._nodes[NODE].submodule

@@ -35,7 +35,7 @@ TestCapturedMachine.settings = settings(
 
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
 @pytest.mark.parametrize("kind", [StepLoop, ThreadedLoop])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_item_8_5_13_a_crowded_life_on_captured_steps(mode, kind, seed):
     life = crowded_life(random.Random(seed), kind, mode)
     life.end()
@@ -46,6 +46,6 @@ def test_item_8_5_13_a_crowded_life_on_captured_steps(mode, kind, seed):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["tape", "rerun"])
 @pytest.mark.parametrize("kind", [StepLoop, PipelinedLoop, ThreadedLoop])
-@pytest.mark.parametrize("seed", range(5, 40))
+@pytest.mark.parametrize("seed", range(3, 40))
 def test_item_8_5_12_many_crowded_lives_on_captured_steps(mode, kind, seed):
     crowded_life(random.Random(seed), kind, mode).end()

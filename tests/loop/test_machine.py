@@ -95,12 +95,20 @@ class LoopMachine(RuleBasedStateMachine):
 
 TestLoopMachine = LoopMachine.TestCase
 TestLoopMachine.settings = settings(
-    max_examples=70,
+    max_examples=30,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+class LongLoopMachine(LoopMachine):
+    """The same for longer."""
+
+
+TestLoopMachineAtLength = pytest.mark.long(LongLoopMachine.TestCase)
+TestLoopMachineAtLength.settings = settings(TestLoopMachine.settings, max_examples=100)
 
 
 def crowded_life(
@@ -139,6 +147,8 @@ def crowded_life(
     return life
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40, 80))]
+)
 def test_item_8_5_13_a_crowded_life(seed):
     crowded_life(random.Random(seed)).end()

@@ -39,7 +39,7 @@ def test_small_pieces_do_not_keep_what_else_was_read_with_them():
 
 
 def test_pieces_of_a_byte_cost_little():
-    reader, size = MessageReader(MIB), 100_000
+    reader, size = MessageReader(MIB), 30_000
     with taking_at_most(2 * MIB):
         reader.feed(memoryview(b"\0" + size.to_bytes(4, "big")))
         for index in range(size):

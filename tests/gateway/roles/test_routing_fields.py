@@ -80,7 +80,7 @@ def bodies(draw) -> bytes:
 
 
 @given(body=bodies())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @example(b'{"a":"model","mod\\u0065l":"x"}')
 @example(b'{"model":"a","model":null,"route_key":"k"}')
 @example(b'{"text":"x" , "route_key" : "k","model":"a"}')
@@ -101,7 +101,7 @@ def test_i30_routing_fields_go_and_every_other_member_stays_as_it_was(body):
 
 
 @given(first=bodies(), body=bodies())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @example(b'{"model":"a","b":1}', b'{"model":"a","model":"c"}')
 @example(b'{"model":"a","b":1}', b'{"model":"a","mod\\u0065l":"c"}')
 @example(b'{"model":null}', b'{"model":null,"a":{"model":1}}')
