@@ -142,7 +142,10 @@ async def find_room(
             return assign(wanted, cluster.machines())
         except NoRoomError as error:
             if asyncio.get_running_loop().time() >= due_s:
-                raise NoRoomError(f"{error}, also after {deadline_s:g} s") from None
+                raise NoRoomError(
+                    f"there is no room: {error}, also after {deadline_s:g} s; have machines join (`ray"
+                    " start`), free devices there, or plan with what there is (phalanx plan)"
+                ) from None
         # Machines join, and others' devices become free; Ray tells nobody.
         await asyncio.sleep(min(_PAUSE_S, deadline_s))
 

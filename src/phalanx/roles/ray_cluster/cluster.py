@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from phalanx import __version__
 from phalanx.errors import ConfigurationError, RoleOperationFailedError
 from phalanx.roles.ray_cluster import missing
+from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError
 from phalanx.roles.ray_cluster.observed import Place
 
@@ -67,23 +68,16 @@ class RayCluster:
 
         Blocks for seconds. Raises `ConfigurationError` where there is no cluster.
         """
-        if address is not None and "://" in address:
-            raise ConfigurationError(
-                f"launcher.address={address!r} must be HOST:PORT of the cluster's head, or auto; the"
-                " control process runs on a machine of the cluster"
-            )
+        if address is not None and address != ANY:
+            check_address(address)
         self.namespace = namespace
         self._is_ours = False
         with _own_signals():
             try:
-                self._connect(address or "auto")
+                self._connect(address or ANY)
             except (ConnectionError, RuntimeError, ValueError, RayError) as error:
                 if address is not None:
-                    raise ConfigurationError(
-                        f"no Ray cluster answers at launcher.address={address!r}"
-                        f" ({first_line(error)}); start one with `ray start --head` and join this"
-                        " machine to it"
-                    ) from None
+                    raise no_answer(address, first_line(error)) from None
                 self._connect(None, num_devices)
                 self._is_ours = True
 

@@ -1,0 +1,33 @@
+"""Where a Ray cluster's head listens: looked at before Ray waits minutes for one that is not there."""
+
+from __future__ import annotations
+
+import socket
+
+from phalanx.errors import ConfigurationError
+
+ANY = "auto"
+"""The cluster that this machine belongs to."""
+_PATIENCE_S = 10.0
+
+
+def check_address(address: str) -> None:
+    """Raises `ConfigurationError` for what is no address, and where nobody listens there."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) <= 65535) or "://" in address:
+        raise ConfigurationError(
+            f"launcher.address={address!r} must be HOST:PORT of the cluster's head, or {ANY}; the"
+            " control process runs on a machine of the cluster"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
+    except OSError as error:
+        raise no_answer(address, error.strerror or str(error)) from None
+
+
+def no_answer(address: str, reason: str) -> ConfigurationError:
+    """What to say where no cluster is."""
+    return ConfigurationError(
+        f"no Ray cluster answers at launcher.address={address!r} ({reason}); start one with"
+        " `ray start --head` and join this machine to it, or leave address out"
+    )
