@@ -13,8 +13,9 @@ from tests.examples_rl.loop_under_test import Event, Loop, loop
 PHASES = {"rollout": "collect", "genrm": "judge", "teacher": "teacher", "train": ""}
 VICTIMS = ("control", "gateway", "engine", "trainer")
 KILLS = dict(enumerate(itertools.product(PHASES, VICTIMS)))
-"""A kill in each step."""
-NUM_STEPS = len(KILLS)
+"""A kill in each step: everybody in every phase, where devices are shared by turns."""
+SPLIT_KILLS = dict(enumerate(zip(PHASES, VICTIMS, strict=True)))
+"""Everybody once, where the trainer alone comes and goes."""
 
 
 def is_the_moment(event: Event, phase: str) -> bool:
@@ -24,7 +25,7 @@ def is_the_moment(event: Event, phase: str) -> bool:
     return event["event"] == "SamplesDone" and (event["what"], event["done"]) == (PHASES[phase], 1)
 
 
-def kill(running: Loop, victim: str, phase: str) -> None:
+def kill(running: Loop, victim: str, phase: str, num_steps: int) -> None:
     match victim:
         case "control":
             running.kill_control()
@@ -38,13 +39,15 @@ def kill(running: Loop, victim: str, phase: str) -> None:
             running.go_on()
         case "trainer":
             running.kill_trainer()
-            running.start_trainer(NUM_STEPS)
+            running.start_trainer(num_steps)
 
 
-def run(running: Loop, kills: dict[int, tuple[str, str]], *, takes_turns: bool) -> None:
+def run(
+    running: Loop, num_steps: int, kills: dict[int, tuple[str, str]], *, takes_turns: bool
+) -> None:
     """To the end, with a kill at each of these steps; in defer nobody shares a device meanwhile."""
     left = dict(kills)
-    running.start_trainer(NUM_STEPS)
+    running.start_trainer(num_steps)
     while True:
         event = running.event()
         if event is None:
@@ -57,7 +60,7 @@ def run(running: Loop, kills: dict[int, tuple[str, str]], *, takes_turns: bool) 
         step = event.get("step")
         if step in left and is_the_moment(event, left[step][0]):
             phase, victim = left.pop(step)
-            kill(running, victim, phase)
+            kill(running, victim, phase, num_steps)
         else:
             running.go_on()
     assert not left
@@ -68,7 +71,7 @@ def undisturbed(models, tmp_path_factory):
     """What the trainer has written of a run in which nobody was killed."""
     folder = tmp_path_factory.mktemp("undisturbed") / "loop"
     with loop("defer", models, folder) as running:
-        run(running, {}, takes_turns=True)
+        run(running, len(KILLS), {}, takes_turns=True)
         assert running.num_trainers == 1
         (peak,) = running.job.ledger.peaks()
         assert 0 < peak <= running.job.ledger.budget_bytes
@@ -76,16 +79,25 @@ def undisturbed(models, tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("placement", ["defer", "split"])
-def test_the_loop_survives_every_kill_in_every_phase(placement, models, undisturbed, tmp_path):
-    with loop(placement, models, tmp_path / "loop") as running:
-        run(running, KILLS, takes_turns=placement == "defer")
+def test_the_loop_survives_every_kill_in_every_phase(models, undisturbed, tmp_path):
+    with loop("defer", models, tmp_path / "loop") as running:
+        run(running, len(KILLS), KILLS, takes_turns=True)
         assert running.num_trainers == 1 + len(PHASES)
         assert "out of memory" not in running.logs()
     killed = tmp_path / "loop" / "out"
     assert differences(records(undisturbed), records(killed)) == []
     assert final_digest(undisturbed) == final_digest(killed)
-    assert len(records(killed)) == NUM_STEPS == num_published(killed)
+    assert len(records(killed)) == len(KILLS) == num_published(killed)
+
+
+@pytest.mark.long
+def test_the_loop_survives_a_kill_of_everybody_in_split_too(models, undisturbed, tmp_path):
+    with loop("split", models, tmp_path / "loop") as running:
+        run(running, len(SPLIT_KILLS), SPLIT_KILLS, takes_turns=False)
+        assert "out of memory" not in running.logs()
+    killed = tmp_path / "loop" / "out"
+    assert differences(records(undisturbed)[: len(SPLIT_KILLS)], records(killed)) == []
+    assert len(records(killed)) == len(SPLIT_KILLS) == num_published(killed)
 
 
 def num_published(folder: Path) -> int:
