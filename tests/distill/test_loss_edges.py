@@ -16,13 +16,14 @@ from phalanx.distill.loss import (
     log_probs_at,
     support_divergence,
 )
+from phalanx.distill.stores.queue_rows import columns_of
 from phalanx.distill.support import support_of
 from phalanx.distill.token_table import TokenTable
 from phalanx.errors import InvalidRequestError
 from tests.distill.making import ALL
 from tests.distill.test_loss import VOCABULARY, full_kl, gradient, random_logits, scored_sample
 
-UNION = ALL[3]
+SAMPLED, UNION = ALL[0], ALL[3]
 
 
 @pytest.mark.parametrize("renormalization", list(Renormalization))
@@ -118,3 +119,12 @@ def test_the_slope_is_that_of_differences_of_the_whole_divergence():
     base = student.detach()
     expected = (full_kl(base + step, teacher) - full_kl(base - step, teacher)) / 2e-5
     torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_columns_of_several_selections_do_not_go_together():
+    """Rows of a column would be those of other samples."""
+    teacher = random_logits(4, VOCABULARY)
+    mixed = [scored_sample(UNION, teacher), scored_sample(SAMPLED, teacher, 1)]
+    with pytest.raises(InvalidRequestError, match="1 of 2 samples have teacher_topk_token_ids"):
+        columns_of(mixed)
+    assert {one.shape[0] for one in columns_of(mixed[:1] * 3).values()} == {3}

@@ -15,7 +15,7 @@ from torch import Tensor
 from phalanx.distill.sample import Sample
 from phalanx.distill.stores.base import StoredBatch
 from phalanx.distill.support import fields_of
-from phalanx.errors import MissingDependencyError
+from phalanx.errors import InvalidRequestError, MissingDependencyError
 
 
 class _Queue(Protocol):
@@ -81,6 +81,13 @@ def columns_of(samples: Sequence[Sample]) -> dict[str, Tensor]:
         for name, value in fields_of(one).items():
             is_id = value.dtype.kind == "i"
             add(name, value, np.int64 if is_id else np.float32)
+    for name, values in columns.items():
+        if len(values) != len(samples):
+            raise InvalidRequestError(
+                f"{len(values)} of {len(samples)} samples have {name}; put samples of different"
+                " selections into separate batches",
+                field=name,
+            )
     return {name: _jagged(values) for name, values in columns.items()}
 
 
