@@ -29,6 +29,25 @@ class FakeRequest:
     ended: str = ""
 
 
+class _CallOrder:
+    """Calls have the order in which they were asked for, whenever they arrive."""
+
+    def __init__(self) -> None:
+        self._num_asked = self._num_done = 0
+
+    def of(self, act: Callable[[], None], *, late: bool) -> Callable[[], None]:
+        """`act`, which does nothing after a later one unless `late` ones are done as well."""
+        self._num_asked += 1
+        number = self._num_asked
+
+        def ordered() -> None:
+            if number >= self._num_done or late:
+                self._num_done = number
+                act()
+
+        return ordered
+
+
 @dataclass(eq=False)
 class FakeEngine:
     """One process with its engine. `says`: whether it tells what it holds, and then takes repeated
@@ -59,7 +78,7 @@ class FakeEngine:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loading = asyncio.create_task(self._load())
         self._runs: set[asyncio.Task[None]] = set()
-        self._num_asked = self._num_done = 0
+        self._order = _CallOrder()
         self.world.took(self)
 
     # What the manager has of the process.
@@ -142,11 +161,11 @@ class FakeEngine:
         return len(self.requests) if self.says else None
 
     async def release(self, tags: frozenset[Tag]) -> None:
-        act = self._in_order(lambda: self._release(tags))
+        act = self._order.of(lambda: self._release(tags), late=not self.says)
         await self._call("release", act, what=_names(tags))
 
     async def resume(self, tags: frozenset[Tag]) -> None:
-        act = self._in_order(lambda: self._resume(tags))
+        act = self._order.of(lambda: self._resume(tags), late=not self.says)
         await self._call("resume", act, what=_names(tags))
 
     async def resident(self) -> frozenset[Tag] | None:
@@ -204,18 +223,6 @@ class FakeEngine:
             self._misuse("asked for a token without memory")
         if self.lost_weights or self.paused or not self.is_loaded:
             raise EngineCallError("503: no token", uncertain=False)
-
-    def _in_order(self, act: Callable[[], None]) -> Callable[[], None]:
-        """One that says what it holds does nothing after a later call of these."""
-        self._num_asked += 1
-        number = self._num_asked
-
-        def ordered() -> None:
-            if number >= self._num_done or not self.says:
-                self._num_done = number
-                act()
-
-        return ordered
 
     def _release(self, tags: frozenset[Tag]) -> None:
         if self.says and not tags & self.held:
