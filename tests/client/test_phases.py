@@ -153,11 +153,12 @@ def test_the_time_that_it_had_is_told_with_what_it_waited_for():
 
 
 def test_a_trainer_tells_its_own_number_or_none():
-    with control(*[(200, DOCUMENT)] * 3) as (told, url), client(url) as phases:
+    with control(*[(200, DOCUMENT)] * 6) as (told, url), client(url) as phases:
         phases.attach("t", holds=True)
         phases.attach("t", pid=7)
         phases.attach("t", elsewhere=True)
-    own, other, none = (body for _, body in told.asked)
+    own, other, none = (body for path, body in told.asked if path == "/v1/trainer/attach")
+    assert own["seen"] == DOCUMENT.number, "it has looked first"
     assert isinstance(own["pid"], int)
     assert own["holds"] is True
     assert (other["pid"], none.get("pid")) == (7, None)
