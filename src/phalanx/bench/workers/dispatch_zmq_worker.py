@@ -12,7 +12,7 @@ import uuid
 from itertools import count
 from typing import Any
 
-import msgpack  # type: ignore[import-not-found]
+import msgpack
 import numpy as np
 import zmq  # type: ignore[import-not-found]
 from dispatch_protocol import Action, Observation, answer, serve  # type: ignore[import-not-found]
