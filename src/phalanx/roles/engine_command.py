@@ -44,6 +44,7 @@ PHALANX_FLAGS = frozenset(
 _WORKER_TYPE = "say it as the group's worker_type"
 _LAUNCHER = "the launcher chooses it"
 _WEIGHTS = "say it as the model's weight_source"
+_NODES = "say it as the group's nodes"
 _KEY = "who may ask, and over TLS, is the gateway's matter; engines listen inside"
 _PATH, _NAME = "say it as the model's path", "say it as the model's served_model_name"
 PHALANX_OWN: Mapping[str, str] = {
@@ -60,6 +61,9 @@ PHALANX_OWN: Mapping[str, str] = {
     "server.role": _WORKER_TYPE,
     "bootstrap_port": _LAUNCHER,
     "server.bootstrap_port": _LAUNCHER,
+    "nnodes": _NODES,
+    "node_rank": _LAUNCHER,
+    "dist_init_addr": _LAUNCHER,
     "weight_source": _WEIGHTS,
     "server.weight_source": _WEIGHTS,
     "api_key": _KEY,
@@ -83,7 +87,7 @@ SGLANG_OWN: Mapping[str, str] = {
     "ssl_keyfile": _KEY,
     "disaggregation_mode": _WORKER_TYPE,
     "disaggregation_bootstrap_port": _LAUNCHER,
-    "nnodes": "say it as the group's nodes_per_replica",
+    "nnodes": _NODES,
     "node_rank": _LAUNCHER,
     "dist_init_addr": _LAUNCHER,
 }
