@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,15 @@ class RoleJob:
             except psutil.NoSuchProcess:
                 continue
         return total / _MIB
+
+    async def change_memory(self, verb: str, tags: Iterable[str]) -> None:
+        """`release` or `resume` these tags by the engine's own route, as a trainer beside its
+        manager does. Raises `PhalanxError` where it is refused.
+        """
+        url = f"{self.engine.url}/{verb}_memory_occupation"
+        answer = await self._client.post(url, json={"tags": sorted(tags)})
+        if answer.status_code != 200:
+            raise PhalanxError(f"{url} answered {answer.status_code}: {answer.text[:_MAX_SHOWN]}")
 
     async def ask(self, new_tokens: int, first: asyncio.Event | None = None) -> None:
         """One answer of `new_tokens`, sent to the engine itself; `first` is set at its first event.

@@ -23,7 +23,6 @@ from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Measure, Report, Sample
 from phalanx.bench.roles_job import MODEL, EngineSetting, RoleJob, running_role
 from phalanx.roles.contracts import Tag
-from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.roles import WeightSource
 
 STATIC, DYNAMIC = "static", "dynamic"
@@ -186,10 +185,9 @@ class _Run:
 
     async def _cache_alone(self, job: RoleJob) -> Mapping[Measure, float]:
         """By the engine's own calls, as a trainer beside it does it: a manager's sleep is whole."""
-        async with SGLangEngine(job.engine.url) as engine:
-            released_s = await _timed(lambda: engine.release(CACHE))
-            memory_mib = job.memory_mib()
-            resumed_s = await _timed(lambda: engine.resume(CACHE))
+        released_s = await _timed(lambda: job.change_memory("release", CACHE))
+        memory_mib = job.memory_mib()
+        resumed_s = await _timed(lambda: job.change_memory("resume", CACHE))
         return {
             RELEASE_CACHE: released_s,
             MEMORY_NO_CACHE: memory_mib,
