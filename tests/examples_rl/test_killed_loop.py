@@ -14,8 +14,6 @@ PHASES = {"rollout": "collect", "genrm": "judge", "teacher": "teacher", "train":
 VICTIMS = ("control", "gateway", "engine", "trainer")
 KILLS = dict(enumerate(itertools.product(PHASES, VICTIMS)))
 """A kill in each step: everybody in every phase, where devices are shared by turns."""
-SPLIT_KILLS = dict(enumerate(zip(PHASES, VICTIMS, strict=True)))
-"""Everybody once, where the trainer alone comes and goes."""
 
 
 def is_the_moment(event: Event, phase: str) -> bool:
@@ -88,16 +86,6 @@ def test_the_loop_survives_every_kill_in_every_phase(models, undisturbed, tmp_pa
     assert differences(records(undisturbed), records(killed)) == []
     assert final_digest(undisturbed) == final_digest(killed)
     assert len(records(killed)) == len(KILLS) == num_published(killed)
-
-
-@pytest.mark.long
-def test_the_loop_survives_a_kill_of_everybody_in_split_too(models, undisturbed, tmp_path):
-    with loop("split", models, tmp_path / "loop") as running:
-        run(running, len(SPLIT_KILLS), SPLIT_KILLS, takes_turns=False)
-        assert "out of memory" not in running.logs()
-    killed = tmp_path / "loop" / "out"
-    assert differences(records(undisturbed)[: len(SPLIT_KILLS)], records(killed)) == []
-    assert len(records(killed)) == len(SPLIT_KILLS) == num_published(killed)
 
 
 def num_published(folder: Path) -> int:
