@@ -149,7 +149,7 @@ def test_a_gateway_may_ask_all_the_time_whether_the_host_is_there():
             channels = Channels(lambda: frozenset({between.endpoint}), keepalive_s=0.3)
             payload = encode_request(InferenceCall("r1", "fake", seen("hold")))
             end_s = asyncio.get_running_loop().time() + 600.0
-            call = asyncio.ensure_future(channels.infer(between.endpoint, payload, end_s))
+            call = asyncio.ensure_future(channels.infer(between.endpoint, (payload,), end_s))
             await asyncio.to_thread(arrived.get)
             pinged = asyncio.ensure_future(between.pinged(5))
             await asyncio.wait((call, pinged), return_when=asyncio.FIRST_COMPLETED)
