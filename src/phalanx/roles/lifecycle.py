@@ -17,7 +17,6 @@ from phalanx.roles.quiescence import (
     SETTLE_S,
     TURN_SETTLE_S,
     go_on,
-    pause,
     quiet,
     run_dry,
 )
@@ -198,12 +197,9 @@ class Lifecycle:
         return Tag.KV_CACHE in replica.residency.held
 
     async def _rest(self, replica: Replica) -> None:
-        deadline = Deadline(self._deployment.offload_timeout_s)
-        if Tag.KV_CACHE not in replica.residency.held:
-            # Nothing can run, and an engine without its cache cannot be asked whether it is idle.
-            await pause(replica, deadline)
-        elif replica.runs is not False or not replica.drained:
-            await quiet(replica, deadline)
+        has_cache = Tag.KV_CACHE in replica.residency.held
+        if not has_cache or replica.runs is not False or not replica.drained:
+            await quiet(replica, Deadline(self._deployment.offload_timeout_s))
 
     async def _take(self, replica: Replica, tags: frozenset[Tag]) -> None:
         limit_s = self._deployment.offload_timeout_s

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 
 from phalanx.roles.calls import CALL_TIMEOUT_S, MAX_GONE, Deadline, PollPause, attempt, insist
-from phalanx.roles.contracts import EngineCallError
+from phalanx.roles.contracts import EngineCallError, Tag
 from phalanx.roles.replica import Replica
 
 SETTLE_S = 0.2
@@ -59,7 +59,10 @@ async def _tell(replica: Replica) -> None:
 async def quiet(replica: Replica, deadline: Deadline) -> None:
     """Pause, then abort until it is idle: from now on nothing runs before `go_on`."""
     engine, name = replica.engine, replica.engine_id
-    await pause(replica, deadline)
+    await _pause(replica, deadline)
+    if Tag.KV_CACHE not in replica.residency.held:
+        # Nothing can run, and an engine without its cache cannot be asked whether it is idle.
+        return
     poll = PollPause()
     while not await insist(engine.is_idle, f"{name}: is it idle", deadline):
         if deadline.passed:
@@ -72,7 +75,7 @@ async def quiet(replica: Replica, deadline: Deadline) -> None:
     replica.drained = True
 
 
-async def pause(replica: Replica, deadline: Deadline) -> None:
+async def _pause(replica: Replica, deadline: Deadline) -> None:
     """Have it compute nothing any more; what it was computing is aborted."""
     replica.runs = None
     await insist(replica.engine.pause, f"{replica.engine_id}: pause", deadline)

@@ -10,6 +10,7 @@ from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.role_fakes import FakeRoleWorld
+from phalanx.testing.role_faults import Fault
 from tests.roles.manager.case import case, model, run
 
 CYCLE = ["starting", "ready", "draining", "sleeping", "onloading", "ready"]
@@ -361,6 +362,21 @@ def test_a_role_that_starts_asleep_starts_with_its_first_wake():
         assert not c.world.engines
         await c.manager.activate()
         assert c.model_state() is ReplicaState.READY
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+def test_a_refused_release_asks_one_without_its_cache_for_no_flush():
+    async def scenario():
+        c = case(world=FakeRoleWorld(says=False))
+        await c.manager.start()
+        await c.manager.deactivate()
+        await c.manager.activate(["weights"])
+        c.world.faults.next("release", [Fault.REFUSED])
+        await c.manager.deactivate()
+        assert not c.world.misused
+        assert c.manager.residency() == {"m/0": frozenset()}
         await c.manager.shutdown()
 
     run(scenario)
