@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from phalanx.cli.up_plan import engine_programs
 from phalanx.roles.child_process import ProcessHost
@@ -23,15 +21,12 @@ from phalanx.roles.router_process import RouterSettings, RouterStarter
 from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
 from phalanx.schema.roles import InferenceRoleSpec
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GroupsOf = Callable[[str], Sequence[PlacementGroup]]
 
 
 @contextlib.asynccontextmanager
 async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]:
-    """For as long as the job runs. On a cluster its devices are reserved and checked by then, which
-    a signal cancels.
-    """
+    """For as long as the job runs. On a cluster its devices are reserved and checked by then."""
     given, logs, programs = job.launcher, place.log_directory, engine_programs(job)
     if given.kind is LauncherKind.LOCAL:
         simulated = SimulatedCluster.of(job.plan, place.file.devices)
@@ -48,8 +43,7 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
     # Ray is an optional package, and slow to import.
     from phalanx.roles.ray_cluster.job import RayJob
 
-    with _cancelled_by_signals():
-        ray_job = await RayJob.open(place.name, given, job.plan, programs, logs)
+    ray_job = await RayJob.open(place.name, given, job.plan, programs, logs)
     try:
         launcher = ray_job.launcher
         made = _machinery(
@@ -88,16 +82,3 @@ def _machinery(
         return Backends(launcher, connect, opener, tuple(groups_of(role.role)))
 
     return Machinery(ProcessHost(), launcher, backends, kill, placement_groups=tuple(shared_groups))
-
-
-@contextlib.contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    for number in SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)

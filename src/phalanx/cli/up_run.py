@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 
 from phalanx import log, settings
 from phalanx.cli.up import INTERRUPTED
-from phalanx.cli.up_machinery import SIGNALS, machinery
+from phalanx.cli.up_machinery import machinery
 from phalanx.cli.up_screen import UpScreen
 from phalanx.clock import SystemClock
 from phalanx.errors import ConfigurationError
@@ -23,6 +25,7 @@ from phalanx.roles.run_file import RunDirectory
 
 CONTROL_LOG = "control.log"
 _WAIT_S = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
@@ -42,16 +45,18 @@ def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
 async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
     clock = SystemClock()
     screen = UpScreen(Console(), clock)
-    screen.say(f"starting {place.name}: {', '.join(role.role for role in job.roles)}")
-    async with contextlib.AsyncExitStack() as ending:
-        try:
-            made = await ending.enter_async_context(machinery(job, place))
-        except asyncio.CancelledError:  # by a signal: nothing has been started yet
-            was_up = False
-        else:
-            process = ControlProcess(job, place, made, clock)
-            was_up = await _shown(process, screen, place, detached=detached)
-    screen.say(f"{place.name} is down")
+    with _Signals() as signals:
+        screen.say(f"starting {place.name}: {', '.join(role.role for role in job.roles)}")
+        async with contextlib.AsyncExitStack() as ending:
+            try:
+                made = await ending.enter_async_context(machinery(job, place))
+            except asyncio.CancelledError:  # by a signal: nothing has been started yet
+                was_up = False
+            else:
+                process = ControlProcess(job, place, made, clock)
+                signals.act = process.stop
+                was_up = await _shown(process, screen, place, detached=detached)
+        screen.say(f"{place.name} is down")
     return 0 if was_up else INTERRUPTED
 
 
@@ -59,17 +64,14 @@ async def _shown(
     process: ControlProcess, screen: UpScreen, place: JobPlace, *, detached: bool
 ) -> bool:
     """Run it to its end, and show what happens; whether it was up before that came."""
-    with _stopped_by_signals(process):
-        showing = asyncio.create_task(_show(process, screen))
-        try:
-            return await _until_stopped(
-                process, screen, detached=detached, logs=place.log_directory
-            )
-        finally:
-            await process.close()
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
-            screen.show(process.describe(), process.events.after(screen.last_event))
+    showing = asyncio.create_task(_show(process, screen))
+    try:
+        return await _until_stopped(process, screen, detached=detached, logs=place.log_directory)
+    finally:
+        await process.close()
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+        screen.show(process.describe(), process.events.after(screen.last_event))
 
 
 async def _until_stopped(
@@ -101,16 +103,23 @@ async def _show(process: ControlProcess, screen: UpScreen) -> None:
         screen.show(process.describe(), events)
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(process: ControlProcess) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, process.stop)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+class _Signals:
+    """Calls `act` at each signal while it is open; at first that cancels the task that opened it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self.act: Callable[[], object] = task.cancel
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, lambda: self.act())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in _SIGNALS:
+            self._loop.remove_signal_handler(number)
 
 
 def _log_to(file: Path, level: str | None) -> None:
