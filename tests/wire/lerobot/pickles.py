@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import pickle
 import sys
 import types
@@ -45,7 +46,7 @@ CLASSES = (RemotePolicyConfig, TimedObservation, TimedAction)
 
 
 def recorded(name: str) -> bytes:
-    return (FIXTURES / f"{name}.pkl").read_bytes()
+    return lzma.decompress((FIXTURES / f"{name}.pkl.xz").read_bytes())
 
 
 def trusted(data: bytes) -> object:
