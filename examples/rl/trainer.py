@@ -15,14 +15,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from phalanx.client import AsyncPhaseClient, AsyncRoleClient
 from phalanx.distill import (
     AskingSettings,
+    Checkpoint,
     DiskStore,
+    DistillLoop,
     Grading,
+    LoopEvent,
+    LoopParts,
+    LoopPlan,
+    RoleWeights,
     RolloutSettings,
     RolloutWorkload,
     Sample,
@@ -30,10 +35,6 @@ from phalanx.distill import (
     Scoring,
     TeacherScorer,
 )
-from phalanx.distill.loop import DistillLoop, LoopParts, LoopPlan
-from phalanx.distill.loop_events import LoopEvent
-from phalanx.distill.training import Checkpoint
-from phalanx.errors import RequestFailedError
 from rl.grading import QUESTIONS, TOP_K, judges_messages, prompts, reward
 from rl.learner import Learner, LearnerSettings, own_devices
 
@@ -42,21 +43,6 @@ ATTEMPTS = 20
 """At a phase: a job that is started anew takes a while."""
 ASKING = AskingSettings(ready_timeout_s=5.0)
 """Roles are ready in their phases; where one is not for so long, its phase is entered again."""
-
-
-class Weights:
-    """Hands checkpoints to the job, which loads them into every engine of the student."""
-
-    def __init__(self, control_url: str) -> None:
-        self._url = f"{control_url}/v1/roles/rollout/models/{STUDENT}/weights"
-
-    async def push(self, checkpoint: Checkpoint) -> None:
-        async with httpx.AsyncClient(timeout=None) as client:
-            answer = await client.post(
-                self._url, json={"path": str(checkpoint.path), "version": checkpoint.version}
-            )
-        if answer.is_error:
-            raise RequestFailedError(f"weights {checkpoint.version}: {answer.text}")
 
 
 class Recorded:
@@ -106,6 +92,7 @@ async def run(given: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(DiskStore(given.out / "batches"))
         phases = await stack.enter_async_context(AsyncPhaseClient(given.control))
+        weights = await stack.enter_async_context(RoleWeights(given.control, STUDENT))
         rollout, judge, teacher = [
             await stack.enter_async_context(AsyncRoleClient(f"{given.gateway}/{role}"))
             for role in ("rollout", "genrm", "teacher")
@@ -117,7 +104,7 @@ async def run(given: argparse.Namespace) -> None:
             trainer=Recorded(learner, given.out / "records"),
             prompts=lambda step: asked,
             teacher=TeacherScorer(teacher, ScorerSettings(asking=ASKING)),
-            weights=Weights(given.control),
+            weights=weights,
         )
         scoring = {Scoring.JUDGE: "genrm", Scoring.TEACHER: "teacher"}
         on_event = tell_and_wait if given.paced else tell

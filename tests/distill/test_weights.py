@@ -23,16 +23,25 @@ QUICK = RoleClientSettings(retry_s=0.01, timeout_s=30)
 CHECKPOINT = Checkpoint(3, Path("/run/step-3"), "v3")
 
 
+def refusal(code: str) -> dict[str, object]:
+    """As a control process says it."""
+    return {"error": {"code": code, "message": f"it is {code}"}}
+
+
 def pushed(kind, *arguments, answers):
-    """What was sent, while the server answers one status after the other (0: not at all)."""
+    """What was sent, while the server answers one status (and JSON) after the other (None: it hangs
+    up).
+    """
     left = list(answers)
 
     async def behave(request: Request) -> None:
-        status = left.pop(0)
-        if status:
-            request.answer({"said": status}, status)
-        else:
-            request.cut()
+        match left.pop(0):
+            case None:
+                request.cut()
+            case (status, body):
+                request.answer(body, status)
+            case status:
+                request.answer({"said": status}, status)
 
     async def run() -> list[Request]:
         server = FakeServer(behave)
@@ -61,7 +70,30 @@ def test_an_engine_loads_them_from_the_directory():
 
 
 def test_a_lost_answer_is_asked_for_again():
-    assert len(pushed(RoleWeights, "student", answers=[0, 0, 200])) == 3
+    assert len(pushed(RoleWeights, "student", answers=[None, None, 200])) == 3
+    assert len(pushed(EngineWeights, answers=[None, 200])) == 2
+
+
+def test_a_job_that_stops_is_asked_again_when_it_has_begun_anew():
+    stopping = (503, refusal("unavailable"))
+    assert len(pushed(RoleWeights, "student", answers=[stopping, None, 200])) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "invalid_request", ConfigurationError),
+        (401, "unauthorized", ConfigurationError),
+        (404, "not_found", ConfigurationError),
+        (409, "refused", RoleOperationRefusedError),
+        (503, "failed", RoleOperationFailedError),
+    ],
+)
+def test_what_a_manager_refuses_is_told_by_its_class_in_its_own_words(status, code, kind):
+    with pytest.raises(kind) as caught:
+        pushed(RoleWeights, "student", answers=[(status, refusal(code))])
+    advice = "; give control.key of the job's file as api_key" if status == 401 else ""
+    assert str(caught.value) == f"it is {code}{advice}"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +107,9 @@ def test_a_lost_answer_is_asked_for_again():
         (500, RequestFailedError),
     ],
 )
-def test_refusals_are_told_by_their_class(status, kind):
+def test_what_an_engine_refuses_is_told_by_its_class(status, kind):
     with pytest.raises(kind, match=f"answered {status}"):
-        pushed(RoleWeights, "student", answers=[status])
+        pushed(EngineWeights, answers=[status])
 
 
 def test_nobody_who_answers_is_told_in_the_end():
@@ -86,6 +118,21 @@ def test_nobody_who_answers_is_told_in_the_end():
         async with EngineWeights(closed_port(), settings=settings) as weights:
             with pytest.raises(EngineUnavailableError, match="does not answer"):
                 await weights.push(CHECKPOINT)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_for_ever():
+    async def run():
+        server = FakeServer(lambda request: asyncio.Event().wait())
+        await server.start()
+        settings = RoleClientSettings(timeout_s=0.05)
+        try:
+            async with RoleWeights(server.url, "student", settings=settings) as weights:
+                with pytest.raises(EngineUnavailableError, match="no word of the weights"):
+                    await weights.push(CHECKPOINT)
+        finally:
+            await server.stop()
 
     asyncio.run(run())
 

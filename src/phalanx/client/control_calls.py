@@ -1,8 +1,9 @@
-"""What a client of phases sends to a control process, and what an answer means."""
+"""What a trainer's program sends to a control process, and what an answer means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +18,8 @@ from phalanx.errors import (
     RoleOperationFailedError,
     RoleOperationRefusedError,
 )
-from phalanx.wire.phases import PhasesDocument
+
+T = TypeVar("T")
 
 
 class TryAgainError(RoleOperationRefusedError):
@@ -36,17 +38,18 @@ class _Refusal(msgspec.Struct, frozen=True):
 _CLASSES: Mapping[str, type[PhalanxError]] = {
     "invalid_request": ConfigurationError,
     "not_json": ConfigurationError,
+    "not_found": ConfigurationError,
     "busy": TryAgainError,
     "refused": RoleOperationRefusedError,
     "failed": RoleOperationFailedError,
 }
-_HINTS = {
+_HINTS: Mapping[int, str] = {
     401: "give control.key of the job's file as api_key",
     404: "it is no control process of `phalanx up` (phalanx status --json has its control_url)",
 }
 
 
-class PhaseCalls:
+class ControlCalls:
     """Calls of one client. The caller bounds the time and may cancel."""
 
     def __init__(
@@ -57,16 +60,9 @@ class PhaseCalls:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._url = _checked(url)
-        self._client = httpx.AsyncClient(
-            transport=transport,
-            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
-            headers=bearer(api_key),
-            # Without TLS there is nothing to verify, and its context takes long to make.
-            verify=settings.tls() if self._url.startswith("https:") else False,
-            trust_env=False,
-        )
+        self._client = http_client(self._url, api_key, settings, transport)
 
-    async def ask(self, path: str, asked: msgspec.Struct | None) -> PhasesDocument:
+    async def ask(self, path: str, asked: msgspec.Struct | None, kind: type[T]) -> T:
         """A GET without `asked`. Raises `EngineUnavailableError` where nobody answered, or the job
         stops, and what the answer says for another status than 200.
         """
@@ -81,17 +77,38 @@ class PhaseCalls:
                     headers={"content-type": "application/json"},
                 )
         except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
-            raise EngineUnavailableError(f"{url} does not answer: {reason}") from error
+            raise no_answer(url, error) from error
         if answer.status_code != 200:
             raise _failure(url, answer.status_code, answer.content)
         try:
-            return msgspec.json.decode(answer.content, type=PhasesDocument)
+            return msgspec.json.decode(answer.content, type=kind)
         except msgspec.DecodeError as error:
             raise RequestFailedError(f"{url} answered what cannot be read: {error}") from error
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def http_client(
+    url: str,
+    api_key: str | None,
+    settings: RoleClientSettings,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> httpx.AsyncClient:
+    """One that waits for answers as long as its caller does."""
+    return httpx.AsyncClient(
+        transport=transport,
+        timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
+        headers=bearer(api_key),
+        # Without TLS there is nothing to verify, and its context takes long to make.
+        verify=settings.tls() if url.startswith("https:") else False,
+        trust_env=False,
+    )
+
+
+def no_answer(url: str, error: httpx.TransportError) -> EngineUnavailableError:
+    """What to raise for a request that got lost."""
+    return EngineUnavailableError(f"{url} does not answer: {str(error) or type(error).__name__}")
 
 
 def _failure(url: str, status: int, body: bytes) -> PhalanxError:
@@ -100,11 +117,13 @@ def _failure(url: str, status: int, body: bytes) -> PhalanxError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         told = _Told()
     message = told.message or f"{url} answered {status}"
+    if told.code in _CLASSES:
+        return _CLASSES[told.code](message)
     if status in _HINTS:
         return ConfigurationError(f"{message}; {_HINTS[status]}")
     if told.code == "unavailable" or status in (502, 504):
         return EngineUnavailableError(message)
-    return _CLASSES.get(told.code, RequestFailedError)(message)
+    return RequestFailedError(message)
 
 
 def _checked(url: str) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 import httpx
 import msgspec
 
-from phalanx.client.phase_calls import PhaseCalls, TryAgainError
+from phalanx.client.control_calls import ControlCalls, TryAgainError
 from phalanx.client.roles.running_calls import RunningCalls
 from phalanx.client.roles.settings import RoleClientSettings, check_key, check_positive
 from phalanx.errors import DeadlineExceededError, EngineUnavailableError
@@ -54,7 +54,7 @@ class AsyncPhaseClient:
         asyncio.get_running_loop()
         self.settings = settings or RoleClientSettings()
         self._running = RunningCalls()
-        self._calls = PhaseCalls(url, api_key, self.settings, transport)
+        self._calls = ControlCalls(url, api_key, self.settings, transport)
 
     async def phases(self, *, timeout_s: float | None = None) -> PhasesDocument:
         """Where the job is, asked for now."""
@@ -181,7 +181,7 @@ class AsyncPhaseClient:
 class _Asking:
     """One call, which goes on until it is answered. `problem` is what it waits for."""
 
-    def __init__(self, calls: PhaseCalls, retry_s: float) -> None:
+    def __init__(self, calls: ControlCalls, retry_s: float) -> None:
         self._calls = calls
         self._retry_s = retry_s
         self.problem = "it has no answer yet, and goes on without this caller"
@@ -214,7 +214,7 @@ class _Asking:
         """Ask until somebody answers."""
         while True:
             try:
-                return await self._calls.ask(path, asked)
+                return await self._calls.ask(path, asked, PhasesDocument)
             except EngineUnavailableError as error:
                 self.problem = str(error)
             await asyncio.sleep(self._retry_s)

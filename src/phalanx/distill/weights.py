@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Self
 from urllib.parse import quote
 
 import httpx
+import msgspec
 
-from phalanx.client.roles.settings import RoleClientSettings, bearer
+from phalanx.client.control_calls import ControlCalls, http_client, no_answer
+from phalanx.client.roles.settings import RoleClientSettings
 from phalanx.distill.training import Checkpoint
 from phalanx.errors import (
     ConfigurationError,
@@ -18,9 +21,15 @@ from phalanx.errors import (
     RoleOperationFailedError,
     RoleOperationRefusedError,
 )
+from phalanx.roles.control_messages import UpdateWeights
 
-_REFUSED = {400: ConfigurationError, 401: ConfigurationError, 404: ConfigurationError}
-_FAILED = {409: RoleOperationRefusedError, 503: RoleOperationFailedError}
+_OF_ENGINE = {
+    400: ConfigurationError,
+    401: ConfigurationError,
+    404: ConfigurationError,
+    409: RoleOperationRefusedError,
+    503: RoleOperationFailedError,
+}
 
 
 class RoleWeights:
@@ -39,32 +48,34 @@ class RoleWeights:
         api_key: str | None = None,
         settings: RoleClientSettings | None = None,
     ) -> None:
-        path = f"/v1/roles/{quote(role, safe='')}/models/{quote(model, safe='')}/weights"
-        self._posts = _Posts(control_url.rstrip("/") + path, api_key, settings)
+        self._settings = settings or RoleClientSettings()
+        self._calls = ControlCalls(control_url, api_key, self._settings)
+        self._path = f"/v1/roles/{quote(role, safe='')}/models/{quote(model, safe='')}/weights"
 
     async def push(self, checkpoint: Checkpoint) -> None:
         """Again until somebody answers. Raises `RoleOperationRefusedError` and
-        `RoleOperationFailedError` as the manager says, and `ConfigurationError` for what is wrong.
+        `RoleOperationFailedError` as the manager says, `ConfigurationError` for what is wrong, and
+        `EngineUnavailableError` where nobody has answered in time.
         """
-        await self._posts.post({"path": str(checkpoint.path), "version": checkpoint.version})
+        asked = UpdateWeights(str(checkpoint.path), checkpoint.version)
+        ask = partial(self._calls.ask, self._path, asked, msgspec.Raw)
+        await _until_answered(ask, self._settings)
 
     async def close(self) -> None:
-        await self._posts.close()
+        await self._calls.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 
-class EngineWeights(RoleWeights):
-    """To the engine at `url`, which nobody manages (`/update_weights_from_disk`)."""
+class EngineWeights:
+    """To the engine at `url`, which nobody manages (`/update_weights_from_disk`).
+
+    Made and closed as `RoleWeights`.
+    """
 
     def __init__(
         self,
@@ -73,45 +84,47 @@ class EngineWeights(RoleWeights):
         api_key: str | None = None,
         settings: RoleClientSettings | None = None,
     ) -> None:
-        self._posts = _Posts(url.rstrip("/") + "/update_weights_from_disk", api_key, settings)
+        self._settings = settings or RoleClientSettings()
+        self._url = url.rstrip("/") + "/update_weights_from_disk"
+        self._client = http_client(url, api_key, self._settings)
 
     async def push(self, checkpoint: Checkpoint) -> None:
         """Again until somebody answers. Raises as `RoleWeights.push`."""
         body = {"model_path": str(checkpoint.path), "weight_version": checkpoint.version}
-        await self._posts.post(body)
-
-
-class _Posts:
-    """One address, asked until it answers: to bring the same weights twice does no harm."""
-
-    def __init__(self, url: str, api_key: str | None, settings: RoleClientSettings | None) -> None:
-        self._url = url
-        self._settings = settings or RoleClientSettings()
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(
-                self._settings.timeout_s, connect=self._settings.connect_timeout_s
-            ),
-            headers=bearer(api_key),
-            verify=self._settings.tls(),
-            trust_env=False,
-        )
-
-    async def post(self, body: dict[str, str]) -> None:
-        end_s = asyncio.get_running_loop().time() + self._settings.timeout_s
-        while True:
-            try:
-                answer = await self._client.post(self._url, json=body)
-                break
-            except httpx.TransportError as error:
-                if asyncio.get_running_loop().time() >= end_s:
-                    raise EngineUnavailableError(
-                        f"{self._url} does not answer: {str(error) or type(error).__name__}"
-                    ) from error
-            await asyncio.sleep(self._settings.retry_s)
-        if answer.status_code != 200:
-            kind = _REFUSED.get(answer.status_code) or _FAILED.get(answer.status_code)
-            text = f"{self._url} answered {answer.status_code}: {answer.text[:500]}"
-            raise (kind or RequestFailedError)(text)
+        await _until_answered(partial(self._post, body), self._settings)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def _post(self, body: dict[str, str]) -> None:
+        try:
+            answer = await self._client.post(self._url, json=body)
+        except httpx.TransportError as error:
+            raise no_answer(self._url, error) from error
+        if answer.status_code != 200:
+            kind = _OF_ENGINE.get(answer.status_code, RequestFailedError)
+            raise kind(f"{self._url} answered {answer.status_code}: {answer.text[:500]}")
+
+
+async def _until_answered(
+    ask: Callable[[], Awaitable[object]], settings: RoleClientSettings
+) -> None:
+    """To bring the same weights twice does no harm."""
+    problem = EngineUnavailableError(f"no word of the weights within {settings.timeout_s:g} s")
+    try:
+        async with asyncio.timeout(settings.timeout_s):
+            while True:
+                try:
+                    await ask()
+                    return
+                except EngineUnavailableError as error:
+                    problem = error
+                await asyncio.sleep(settings.retry_s)
+    except TimeoutError:
+        raise problem from None
