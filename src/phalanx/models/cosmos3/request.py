@@ -6,6 +6,18 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
+from phalanx.schema.videos import DenoiseProgress
+
+__all__ = [
+    "MODES",
+    "OUTPUTS",
+    "Cosmos3Action",
+    "Cosmos3ActionRequest",
+    "Cosmos3T2VRequest",
+    "Cosmos3Video",
+    "DenoiseProgress",
+]
+
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 OUTPUTS = ("pixels", "latents")
 
@@ -108,12 +120,3 @@ class Cosmos3Action:
     action: Tensor | None
     video: Tensor
     pixels: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class DenoiseProgress:
-    """A delta: `step` of `num_steps` is done, from 1; it was at `timestep` of 1000."""
-
-    step: int
-    num_steps: int
-    timestep: int
