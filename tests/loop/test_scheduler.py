@@ -329,3 +329,9 @@ def test_a_budget_of_nothing_is_refused(tokens, running):
 def test_work_is_something_and_within_its_total(remaining, total):
     with pytest.raises(ValueError, match="must be from 1 to total"):
         Work("n", "w", remaining, total)
+
+
+def test_work_that_is_not_kept_may_be_more_than_its_total():
+    assert Work("n", "w", 6, 5, kept=False).remaining == 6
+    with pytest.raises(ValueError, match="must be from 1 to total"):
+        Work("n", "w", 0, 5, kept=False)

@@ -279,3 +279,25 @@ def test_pages_are_read_in_the_order_of_the_tokens(cache):
     assert table.tolist()[0][:2] == cache._table.find("a", "main").pages[:2].tolist()
     assert plan.starts["main"] == (8,)
     assert torch.equal(plan.by_label["main"].kv_lens, torch.tensor([11], dtype=torch.int32))
+
+
+def test_other_streams_of_a_request_are_shared_as_its_default_one():
+    cache = make_cache(16)
+    for rid in ("a", "b"):
+        opened(cache, rid, TOKENS[:9], others={"away": TOKENS[10:19]}, labels=("main", "away"))
+        if rid == "b":
+            assert cache.adopt("b") == 16
+            assert (cache.stored_len("b"), cache.stored_len("b", "away")) == (8, 8)
+            pages = [
+                [cache.pages(one, label, 8).pages for one in "ab"] for label in ("main", "away")
+            ]
+            assert all(first == second for first, second in pages)
+            break
+        for label in ("main", "away"):
+            run(cache, kv_step(("a", 9, label)))
+    # What the one stream was asked, the other may be asked by somebody else.
+    opened(cache, "c", TOKENS[10:19], others={"away": TOKENS[:9]})
+    assert cache.adopt("c") == 16
+    for rid in "abc":
+        cache.remove_request(rid)
+    assert cache.at_rest()

@@ -15,7 +15,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     """What a request wants next: `remaining` tokens of a walk at a node.
 
     A step may take fewer where `divisible`. `total` is the number of tokens that the request will
-    hold when the work is done.
+    hold when the work is done, which is less only where those are not `kept`.
     """
 
     node: str
@@ -23,9 +23,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     remaining: int
     total: int
     divisible: bool = True
+    kept: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.remaining <= self.total:
+        if self.remaining < 1 or self.total < (self.remaining if self.kept else 0):
             raise ValueError(
                 f"remaining={self.remaining} of total={self.total} tokens at node {self.node!r}; "
                 "it must be from 1 to total"

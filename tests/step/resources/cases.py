@@ -11,6 +11,7 @@ from phalanx.step.declaration import Fork, Segment, StepContext
 from phalanx.step.resources.attention import AttentionSpec, AttentionStep
 from phalanx.step.resources.base import BuildInfo
 from phalanx.step.resources.cross_attention import CrossAttentionSpec, CrossAttentionStep
+from phalanx.step.resources.joint_attention import JointAttentionSpec, JointStep
 from phalanx.step.resources.kv_cache import KV_TAG, KVConfig, KVSpec, KVStep
 from phalanx.step.resources.penalties import Penalties
 from phalanx.step.resources.positions import PositionScheme, PositionSpec, PositionStep
@@ -167,6 +168,31 @@ def cross_factory():
     return built(
         KVSpec("kv", NODES, kv_config()), CrossAttentionSpec("cross", NODES, "kv", TorchOperators())
     )
+
+
+def attend_jointly(resources, ctx) -> None:
+    """Two tokens a row beside the context that the step writes; neither sees anybody else's."""
+    write_kv(resources, ctx)
+    marks = [mark(rid) for rid in ctx.request_ids for _ in range(2)]
+    own = torch.tensor(marks)[:, None, None].expand(-1, 1, 4)
+    for _ in range(2):
+        mixed = resources["joint"].attend(torch.zeros(len(own), 2, 4), own, own)
+        lowest = torch.tensor(marks)[:, None]
+        assert (mixed >= lowest - 1e-3).all() and (mixed <= lowest + 1.5).all()
+
+
+JOINT = ResourceCase(
+    step=lambda rids: {
+        "kv": KVStep(segments(rids)),
+        "joint": JointStep(segments(rids, span=2)),
+    },
+    read=read_kv,
+    compute=attend_jointly,
+)
+
+
+def joint_factory():
+    return built(KVSpec("kv", NODES, kv_config()), JointAttentionSpec("joint", NODES, "kv"))
 
 
 def attend_within(resources, ctx) -> None:
@@ -327,6 +353,7 @@ CASES = {
     "kv": (kv_factory, KV),
     "attention": (attention_factory, ATTENTION),
     "cross attention": (cross_factory, CROSS),
+    "joint attention": (joint_factory, JOINT),
     "ragged attention": (ragged_factory, RAGGED),
     "positions": (positions_factory, POSITIONS),
     "block positions": (blocks_factory, POSITIONS),

@@ -45,6 +45,9 @@ class KVRequestConfig(ResourceConfig):
     be computed (None: all but the last, whose output is wanted). Requests with another `salt` share
     nothing with this one.
 
+    `others` are the tokens of further streams by label, all of them known; all but the last of each
+    need not be computed.
+
     Only for models in which a token's keys and values depend on no more than the tokens before it.
     """
 
@@ -52,6 +55,7 @@ class KVRequestConfig(ResourceConfig):
     reusable: int | None = None
     salt: str = ""
     labels: tuple[str, ...] = (DEFAULT_LABEL,)
+    others: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def num_reusable(self) -> int:

@@ -20,7 +20,7 @@ from phalanx.step.resources.token_pages import TokenPages
 
 @dataclass
 class _Prefix:
-    """The default stream of one request: its first `num_known` pages can be told from its start."""
+    """One stream of one request: its first `num_known` pages can be told from its start."""
 
     pages: TokenPages
     num_known: int
@@ -40,27 +40,36 @@ class PrefixSharing:
         self._table = table
         self._pool = pool
         self._index = index
-        self._prefixes: dict[str, _Prefix] = {}
-        self._unregistered: dict[str, _Prefix] = {}
+        self._prefixes: dict[str, dict[str, _Prefix]] = {}
+        """By request and label."""
+        self._unregistered: dict[tuple[str, str], _Prefix] = {}
         """Those with known pages that are not committed yet; none while all rows decode."""
 
     def open(self, rid: str, config: KVRequestConfig) -> None:
         """Share the request's pages from now on; opening it again changes nothing."""
         if not self._config.prefix_cache or rid in self._prefixes:
             return
-        pages = TokenPages(config.token_ids, self._config.page_size, config.salt)
-        prefix = _Prefix(pages, len(pages), config.num_reusable)
-        self._prefixes[rid] = self._unregistered[rid] = prefix
+        given = {DEFAULT_LABEL: (config.token_ids, config.num_reusable)}
+        given |= {label: (ids, len(ids) - 1) for label, ids in config.others.items()}
+        opened = self._prefixes[rid] = {}
+        for label, (token_ids, reusable) in given.items():
+            pages = TokenPages(token_ids, self._config.page_size, config.salt)
+            opened[label] = self._unregistered[rid, label] = _Prefix(pages, len(pages), reusable)
 
     def adopt(self, rid: str) -> int:
-        """Hold what is known of the request's next tokens; returns how many tokens that is.
+        """Hold what is known of the next tokens of the request's streams; returns how many tokens
+        that is.
 
         A page of which the request has computed a part gives way to the whole one.
         """
-        prefix = self._prefixes.get(rid)
-        if prefix is None or prefix.stale:
-            return 0
-        stream = self._table.find(rid, DEFAULT_LABEL)
+        return sum(
+            self._adopt(rid, label, prefix)
+            for label, prefix in self._prefixes.get(rid, {}).items()
+            if not prefix.stale
+        )
+
+    def _adopt(self, rid: str, label: str, prefix: _Prefix) -> int:
+        stream = self._table.find(rid, label)
         if stream is not None and not self._can_grow(stream):
             return 0
         size = self._config.page_size
@@ -76,7 +85,7 @@ class PrefixSharing:
         if not found:
             return 0
         if stream is None:
-            stream = self._table.streams[rid][DEFAULT_LABEL] = CacheStream()
+            stream = self._table.streams[rid][label] = CacheStream()
         self._pool.share(found)
         self._pool.give_back(stream.cut(first))
         stream.append(found)
@@ -89,36 +98,36 @@ class PrefixSharing:
         if not self._unregistered:
             return
         for segment in step.segments:
-            prefix = self._unregistered.get(segment.request_id)
-            stream = self._table.find(segment.request_id, DEFAULT_LABEL)
-            if prefix is not None and stream is not None and segment.label == DEFAULT_LABEL:
+            key = (segment.request_id, segment.label)
+            prefix, stream = self._unregistered.get(key), self._table.find(*key)
+            if prefix is not None and stream is not None:
                 full = min(stream.stored_len // self._config.page_size, prefix.num_known)
                 self._register(prefix, stream, prefix.num_registered, full)
                 prefix.num_registered = full
                 if full == prefix.num_known:
-                    del self._unregistered[segment.request_id]
+                    del self._unregistered[key]
 
     def close(self, rid: str) -> None:
         """A request ends and still holds its pages: what it has produced becomes known too."""
-        prefix = self._prefixes.pop(rid, None)
-        self._unregistered.pop(rid, None)
-        stream = self._table.find(rid, DEFAULT_LABEL)
-        if prefix is None or prefix.stale or stream is None:
-            return
-        full = min(stream.stored_len // self._config.page_size, len(prefix.pages))
-        self._register(prefix, stream, 0, min(full, stream.num_pages))
+        for label, prefix in self._prefixes.pop(rid, {}).items():
+            self._unregistered.pop((rid, label), None)
+            stream = self._table.find(rid, label)
+            if not prefix.stale and stream is not None:
+                full = min(stream.stored_len // self._config.page_size, len(prefix.pages))
+                self._register(prefix, stream, 0, min(full, stream.num_pages))
 
     def forget(self) -> None:
         """Nothing that is or was computed so far is shared from now on."""
         self._pool.forget()
         self._unregistered.clear()
-        for prefix in self._prefixes.values():
-            prefix.stale = True
+        for prefixes in self._prefixes.values():
+            for prefix in prefixes.values():
+                prefix.stale = True
 
     def refusal(self, step: KVStep) -> AdmitRuntimeError | None:
         """Why a step would write to pages that others may hold, or None."""
         for fork in (*step.pre_forks, *step.post_forks):
-            if fork.target == DEFAULT_LABEL and fork.request_id in self._prefixes:
+            if fork.target in self._prefixes.get(fork.request_id, {}):
                 return AdmitRuntimeError(
                     f"a fork onto {fork.target!r} would overwrite pages that other requests may "
                     "hold; fork onto another label, or give the request no KVRequestConfig",
