@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
 
 from phalanx.client.phases_async import AsyncPhaseClient
-from phalanx.client.roles.loop_thread import LoopThread
+from phalanx.client.roles.blocking_client import BlockingClient
 from phalanx.client.roles.settings import RoleClientSettings
 from phalanx.wire.phases import PhasesDocument
 
 
-class PhaseClient:
-    """As `AsyncPhaseClient`, for any number of threads.
-
-    Closed by `close` or at the end of `with`. Not for use inside a running event loop.
-    """
+class PhaseClient(BlockingClient[AsyncPhaseClient]):
+    """As `AsyncPhaseClient`; see `BlockingClient`."""
 
     def __init__(
         self,
@@ -25,12 +20,9 @@ class PhaseClient:
         api_key: str | None = None,
         settings: RoleClientSettings | None = None,
     ) -> None:
-        self._loop = LoopThread("PhaseClient")
-        try:
-            self._client = self._loop.run(_made(url, api_key, settings))
-        except BaseException:
-            self._loop.close(_nothing)
-            raise
+        super().__init__(
+            "PhaseClient", lambda: AsyncPhaseClient(url, api_key=api_key, settings=settings)
+        )
 
     def phases(self, *, timeout_s: float | None = None) -> PhasesDocument:
         """As `AsyncPhaseClient.phases`."""
@@ -98,28 +90,3 @@ class PhaseClient:
     def release(self, trainer_id: str, *, timeout_s: float | None = None) -> PhasesDocument:
         """As `AsyncPhaseClient.release`."""
         return self._loop.run(self._client.release(trainer_id, timeout_s=timeout_s))
-
-    def close(self) -> None:
-        """Calls that still run end with `EngineUnavailableError`. Again changes nothing."""
-        self._loop.close(self._client.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-async def _made(
-    url: str, api_key: str | None, settings: RoleClientSettings | None
-) -> AsyncPhaseClient:
-    return AsyncPhaseClient(url, api_key=api_key, settings=settings)
-
-
-async def _nothing() -> None:
-    """There is no client yet."""

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from phalanx.client.async_policy_client import AsyncPolicyClient
 from phalanx.client.policy_settings import PolicySettings
-from phalanx.errors import ConfigurationError, EngineUnavailableError
+from phalanx.client.roles.loop_thread import refuse_inside_a_loop
+from phalanx.errors import EngineUnavailableError
 from phalanx.schema.observation import Actions, Observation
 from phalanx.wire.robot_inference import InferenceAnswer
 
@@ -31,7 +32,7 @@ class PolicyClient:
     def __init__(
         self, address: str, *, model: str = "", settings: PolicySettings | None = None
     ) -> None:
-        _refuse_inside_a_loop()
+        refuse_inside_a_loop("PolicyClient")
         self._turn = threading.Lock()
         self._loop = asyncio.Runner()
         self._closed = False
@@ -97,20 +98,10 @@ class PolicyClient:
 
     def _wait(self, work: Coroutine[None, None, T]) -> T:
         with closing(work), self._turn:
-            _refuse_inside_a_loop()
+            refuse_inside_a_loop("PolicyClient")
             if self._closed:
                 raise EngineUnavailableError("the client is closed; make a new one")
             return self._loop.run(work)
-
-
-def _refuse_inside_a_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise ConfigurationError(
-        "PolicyClient would block the running event loop; use AsyncPolicyClient there"
-    )
 
 
 async def _made(address: str, model: str, settings: PolicySettings | None) -> AsyncPolicyClient:

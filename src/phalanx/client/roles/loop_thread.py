@@ -45,34 +45,34 @@ class LoopThread:
             future.cancel()
             raise
 
-    def close(self, last: Callable[[], Coroutine[None, None, None]]) -> None:
+    def close(self, last: Callable[[], Coroutine[None, None, None]] | None = None) -> None:
         """Run `last`, let everything that runs end, and stop. Again changes nothing."""
-        self.refuse_inside_a_loop()
+        refuse_inside_a_loop(self._name)
         with self._lock:
             is_first, self._closed = not self._closed, True
         if is_first:
             try:
-                asyncio.run_coroutine_threadsafe(last(), self._loop).result()
+                if last is not None:
+                    asyncio.run_coroutine_threadsafe(last(), self._loop).result()
             finally:
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def _begun(self, work: Coroutine[None, None, T]) -> Future[T]:
-        self.refuse_inside_a_loop()
+        refuse_inside_a_loop(self._name)
         with self._lock:
             if self._closed:
                 raise EngineUnavailableError("the client is closed; make a new one")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def refuse_inside_a_loop(self) -> None:
-        """Raise `ConfigurationError` in a thread that runs an event loop."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        raise ConfigurationError(
-            f"{self._name} would block the running event loop; use Async{self._name} there"
-        )
+
+def refuse_inside_a_loop(name: str) -> None:
+    """Raise `ConfigurationError` in a thread that runs an event loop; `name` is the client's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigurationError(f"{name} would block the running event loop; use Async{name} there")
 
 
 async def _until_stopped(

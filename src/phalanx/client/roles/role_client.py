@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 from phalanx.client.roles.answers import JsonObject
 from phalanx.client.roles.async_role_client import AsyncRoleClient
+from phalanx.client.roles.blocking_client import BlockingClient
 from phalanx.client.roles.blocking_stream import BlockingRoleStream
-from phalanx.client.roles.loop_thread import LoopThread
 from phalanx.client.roles.settings import Mode, RoleClientSettings
 from phalanx.routing.roles.snapshot import RoleSnapshot
 from phalanx.wire.discovery import DiscoveryDocument
 
 
-class RoleClient:
-    """As `AsyncRoleClient`, for any number of threads, whose requests run at the same time.
-
-    Closed by `close` or at the end of `with`. Not for use inside a running event loop.
-    """
+class RoleClient(BlockingClient[AsyncRoleClient]):
+    """As `AsyncRoleClient`; see `BlockingClient`."""
 
     def __init__(
         self,
@@ -29,12 +24,10 @@ class RoleClient:
         api_key: str | None = None,
         settings: RoleClientSettings | None = None,
     ) -> None:
-        self._loop = LoopThread("RoleClient")
-        try:
-            self._client = self._loop.run(_made(url, mode, api_key, settings))
-        except BaseException:
-            self._loop.close(_nothing)
-            raise
+        super().__init__(
+            "RoleClient",
+            lambda: AsyncRoleClient(url, mode=mode, api_key=api_key, settings=settings),
+        )
 
     @property
     def snapshot(self) -> RoleSnapshot | None:
@@ -130,28 +123,3 @@ class RoleClient:
         return self._loop.run(
             self._client.wait_ready(model, route_key=route_key, timeout_s=timeout_s)
         )
-
-    def close(self) -> None:
-        """Requests that still run end with `EngineUnavailableError`. Again changes nothing."""
-        self._loop.close(self._client.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-async def _made(
-    url: str, mode: Mode, api_key: str | None, settings: RoleClientSettings | None
-) -> AsyncRoleClient:
-    return AsyncRoleClient(url, mode=mode, api_key=api_key, settings=settings)
-
-
-async def _nothing() -> None:
-    """There is no client yet."""
