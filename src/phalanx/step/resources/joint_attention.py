@@ -135,7 +135,7 @@ class JointAttention(Resource):
                 _behind(context[group.context], own[group.tokens], group)
                 for context, own in zip(cached, (k, v), strict=True)
             )
-            queries = q[group.tokens].unflatten(0, (group.count, group.span)).transpose(1, 2)
+            queries = q[group.tokens].reshape(group.count, group.span, *q.shape[1:]).transpose(1, 2)
             out = functional.scaled_dot_product_attention(
                 queries, keys, values, enable_gqa=q.shape[1] != k.shape[1]
             )
@@ -196,7 +196,7 @@ def _slots(one: _Seen, page_size: int) -> NDArray[np.int64]:
 def _behind(context: Tensor, own: Tensor, group: _Group) -> Tensor:
     """Each segment's context with its own tokens behind: [segments, KV, length + span, D]."""
     parts = [
-        tokens.unflatten(0, (group.count, length))
+        tokens.reshape(group.count, length, *tokens.shape[1:])
         for tokens, length in ((context, group.length), (own, group.span))
     ]
     return torch.cat(parts, dim=1).transpose(1, 2)
