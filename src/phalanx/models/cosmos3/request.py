@@ -34,7 +34,8 @@ class Cosmos3T2VRequest:
     With `sound_frames` the answer has that many latents of sound.
 
     `guidance_scale` 1 computes no negative branch. `guidance_interval`: the integer timesteps, both
-    ends included, that are guided; None: all. `output`: `pixels`, or `latents` as they are.
+    ends included, that are guided; None: all. `flow_shift`: a schedule that is shifted by so much;
+    None: the checkpoint's own. `output`: `pixels`, or `latents` as they are.
     """
 
     text_ids: Tensor
@@ -55,6 +56,7 @@ class Cosmos3T2VRequest:
     _: KW_ONLY
     sound_noise: Tensor | None = None
     guidance_interval: tuple[int, int] | None = None
+    flow_shift: float | None = None
     output: str = "pixels"
 
 
