@@ -16,9 +16,9 @@ from phalanx.models.causal_lm import CausalLMArgs
 from phalanx.models.causal_lm.entry import CausalLM
 from phalanx.models.causal_lm.loading import LoadedModel, build_service, load_model
 from phalanx.models.causal_lm.node import DecoderNode
-from phalanx.models.causal_lm.ranks import Ranks
 from phalanx.models.causal_lm.sequence import NODE
 from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
+from phalanx.parallel.ranks import Ranks
 from phalanx.schema.events import Event
 from phalanx.step.submodule import EngineInputs
 

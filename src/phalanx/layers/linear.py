@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from phalanx.device.operators.base import Operators, PackedWeight
 from phalanx.device.operators.torch_operators import TorchOperators
+from phalanx.parallel.local import LinearFactory
 
 
 class Linear(nn.Module):
@@ -100,6 +101,15 @@ class Linear(nn.Module):
     def packed_bytes(self) -> int:
         """Memory that the packed copy holds; 0 where the layer is not packed."""
         return 0 if self._packed is None else self._packed.num_bytes
+
+
+def meta_linear(dtype: torch.dtype) -> LinearFactory:
+    """Makes linear layers on the meta device, whose weights are assigned later."""
+
+    def make(in_features: int, out_features: int, *, bias: bool) -> Linear:
+        return Linear(in_features, out_features, bias=bias, dtype=dtype, device="meta")
+
+    return make
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

@@ -169,7 +169,10 @@ class RowParallelLinear(nn.Module):
         self._scatter_tokens = sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.local.forward(x)
+        return self.add_up(self.local.forward(x))
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The ranks' results `x` of the local layer, added up; may overwrite them."""
         if self.group.collectives is None:
             return x
         if self._scatter_tokens:

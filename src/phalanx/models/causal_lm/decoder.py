@@ -7,27 +7,25 @@ vocabulary. Hidden states and logits are whole on every rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from phalanx.device.operators.base import HeadLayout, Operators
-from phalanx.layers.linear import Linear
+from phalanx.layers.linear import Linear, meta_linear
 from phalanx.layers.mlp import GatedMLP
 from phalanx.layers.norm import RMSNorm
 from phalanx.layers.rotary import RotaryEmbedding
+from phalanx.layers.token_embedding import TokenEmbedding
+from phalanx.layers.weight_slots import Cut
 from phalanx.models.causal_lm.config import DecoderConfig
-from phalanx.models.causal_lm.ranks import Ranks
 from phalanx.parallel.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from phalanx.parallel.local import LinearFactory, LocalEmbedding, LocalLinear
-from phalanx.parallel.sharding import WeightShard
+from phalanx.parallel.local import LocalEmbedding, LocalLinear
+from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.vocabulary import VocabParallelEmbedding, VocabParallelHead
 from phalanx.step.resources.attention import PagedAttention
 
@@ -35,55 +33,9 @@ Hidden = tuple[Tensor, Tensor]
 """The newest sublayer's output and the residual that it has yet to be added to, [T, width]."""
 
 
-class TokenEmbedding(nn.Module):
-    """Rows of `weight` [vocabulary, width], made on the meta device.
-
-    torch's own embedding fills itself at random, which on `meta` imports torch's compiler: seconds.
-    """
-
-    def __init__(self, vocab_size: int, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        weight = torch.empty(vocab_size, width, dtype=dtype, device="meta")
-        self.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """`token_ids` int64 [T]."""
-        return functional.embedding(token_ids, self.weight)
-
-
-class _CutLayer(Protocol):
-    """A layer of `parallel`: this rank's part of the whole weight, and the module that holds it."""
-
-    @property
-    def shard(self) -> WeightShard: ...
-
-    @property
-    def local(self) -> object: ...
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The module that holds this rank's part of a weight, and which part of the whole it is."""
-
-    local: nn.Module
-    shard: WeightShard
-
-    @classmethod
-    def of(cls, layer: _CutLayer) -> Cut:
-        assert isinstance(layer.local, nn.Module)
-        return cls(layer.local, layer.shard)
-
-
 def _called(layer: RowParallelLinear | VocabParallelHead) -> LocalLinear:
     """What to call for a layer: itself, or by one rank alone directly what holds the weight."""
     return layer.local if layer.group.size == 1 else layer
-
-
-def _linear(dtype: torch.dtype) -> LinearFactory:
-    def make(in_features: int, out_features: int, *, bias: bool) -> Linear:
-        return Linear(in_features, out_features, bias=bias, dtype=dtype, device="meta")
-
-    return make
 
 
 class DecoderLayer(nn.Module):
@@ -99,7 +51,7 @@ class DecoderLayer(nn.Module):
         self, config: DecoderConfig, operators: Operators, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         super().__init__()
-        width, inner, local = config.width, config.inner_width, _linear(dtype)
+        width, inner, local = config.width, config.inner_width, meta_linear(dtype)
         qkv = QKVParallelLinear(
             width,
             config.num_heads,
@@ -186,7 +138,7 @@ class Decoder(nn.Module):
             config.vocab_size, config.width, group=ranks.dense, local=table
         )
         head = VocabParallelHead(
-            config.width, config.vocab_size, group=ranks.dense, local=_linear(dtype)
+            config.width, config.vocab_size, group=ranks.dense, local=meta_linear(dtype)
         )
         self.embedding = embedding.local if ranks.size == 1 else embedding
         self.layers = nn.ModuleList(

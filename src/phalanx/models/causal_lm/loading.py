@@ -28,13 +28,13 @@ from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
 from phalanx.models.causal_lm.operations import Operations
-from phalanx.models.causal_lm.ranks import Fact, Ranks
 from phalanx.models.causal_lm.resident_memory import ResidentMemory
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
 from phalanx.models.causal_lm.service import CausalLMService, ServiceParts
 from phalanx.models.causal_lm.token_grammar import GrammarCompiler
 from phalanx.models.causal_lm.weight_groups import WeightGroups
 from phalanx.models.causal_lm.weight_store import DecoderWeights
+from phalanx.parallel.ranks import Fact, Ranks
 from phalanx.processing.text import TextTokenizer
 from phalanx.schema.control import MemoryTag
 from phalanx.schema.limits import Limits

@@ -25,12 +25,12 @@ from phalanx.errors import (
     WeightUpdateError,
 )
 from phalanx.loop.step_loop import StepLoop
-from phalanx.models.causal_lm.ranks import Ranks
 from phalanx.models.causal_lm.resident_memory import ResidentMemory
 from phalanx.models.causal_lm.weight_groups import WeightGroups
 from phalanx.models.causal_lm.weight_questions import WeightQuestions
 from phalanx.models.causal_lm.weight_store import DecoderWeights
 from phalanx.models.causal_lm.weight_version import ServedVersion
+from phalanx.parallel.ranks import Ranks
 from phalanx.schema.control import (
     CheckWeights,
     JoinWeightGroup,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import CheckpointError
+from phalanx.layers.weight_files import check_weight_files
 from phalanx.models.causal_lm.args import CausalLMArgs
-from phalanx.models.causal_lm.weight_files import check_weight_files
 from phalanx.processing.text import TextTokenizer
 from phalanx.processing.text.files import read_json
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import InvalidRequestError
+from phalanx.layers.weight_slots import Slot, Target
 from phalanx.models.causal_lm.checkpoint import is_fused
-from phalanx.models.causal_lm.ranks import Ranks
-from phalanx.models.causal_lm.weight_slots import Slot, Target
 from phalanx.models.causal_lm.weight_store import DecoderWeights
+from phalanx.parallel.ranks import Ranks
 from phalanx.schema.control import (
     CheckWeights,
     Question,

@@ -17,10 +17,12 @@ from torch import Tensor
 from phalanx.device.memory_account import tensor_bytes
 from phalanx.device.operators.base import Operators
 from phalanx.errors import CheckpointError, InvalidRequestError
+from phalanx.layers.checkpoint import Given
 from phalanx.layers.linear import Linear
-from phalanx.models.causal_lm.checkpoint import Checkpoint, Given, ignored, load_weights
+from phalanx.layers.weight_slots import Slot, Target
+from phalanx.models.causal_lm.checkpoint import ignored, load_weights, names_in, opened
 from phalanx.models.causal_lm.decoder import Decoder
-from phalanx.models.causal_lm.weight_slots import Slot, Target, targets_of
+from phalanx.models.causal_lm.weight_targets import targets_of
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +145,8 @@ class DecoderWeights:
     def check_directory(self, directory: Path) -> None:
         """Refuse a checkpoint that does not fit. Raises `InvalidRequestError`."""
         try:
-            with Checkpoint(directory) as checkpoint:
-                checkpoint.fitting(self.targets, self._decoder.config)
+            with opened(directory) as checkpoint:
+                checkpoint.fitting(self.targets, names_in(directory, self._decoder.config))
         except CheckpointError as error:
             raise InvalidRequestError(str(error), field="path") from error
 
@@ -156,8 +158,8 @@ class DecoderWeights:
         """
         self._origin = None
         origin = _Origin.of(directory)
-        with Checkpoint(directory) as checkpoint:
-            self._put(checkpoint.fitting(self.targets, self._decoder.config))
+        with opened(directory) as checkpoint:
+            self._put(checkpoint.fitting(self.targets, names_in(directory, self._decoder.config)))
         if directory.resolve() == self._directory.resolve():
             self._origin = origin
             self._rewritten = True

@@ -1,4 +1,4 @@
-"""Where each tensor of a checkpoint goes: by its name there, the parameter that holds it or a part.
+"""Places of a model that the tensors of a checkpoint go to, over one rank or several.
 
 A parameter may take several tensors, such as the three projections that it fuses, and over several
 ranks each holds some of the whole's rows or columns.
@@ -8,19 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.layers.linear import Linear
-from phalanx.models.causal_lm.config import DecoderConfig
-from phalanx.models.causal_lm.decoder import Cut, Decoder, DecoderLayer
-from phalanx.parallel.sharding import Span
+from phalanx.parallel.sharding import Span, WeightShard
+
+
+class _CutLayer(Protocol):
+    """A layer of `parallel`: this rank's part of the whole weight, and the module that holds it."""
+
+    @property
+    def shard(self) -> WeightShard: ...
+
+    @property
+    def local(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The module that holds this rank's part of a weight, and which part of the whole it is."""
+
+    local: nn.Module
+    shard: WeightShard
+
+    @classmethod
+    def of(cls, layer: _CutLayer) -> Cut:
+        assert isinstance(layer.local, nn.Module)
+        return cls(layer.local, layer.shard)
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A parameter of this rank's decoder, and the part that it holds of a whole of `shape`.
+    """A parameter of this rank's model, and the part that it holds of a whole of `shape`.
 
     That part is the spans of `rows`, one below the other, each of `columns` (None for a vector).
     Without rows the rank has no such parameter.
@@ -122,62 +144,30 @@ class Target:
             at += span.size
 
 
-def targets_of(decoder: Decoder) -> dict[str, Target]:
-    """Where each tensor of a checkpoint goes, by its name there."""
-    config, cuts = decoder.config, decoder.cuts
-    table = (config.vocab_size, config.width)
-    found = {
-        "model.embed_tokens.weight": _whole(_weight(cuts["embedding"], table)),
-        "model.norm.weight": _whole(_vector(decoder.norm, "weight", config.width)),
-    }
-    if not config.tied_head:
-        found["lm_head.weight"] = _whole(_weight(cuts["head"], table))
-    for index, layer in enumerate(decoder.blocks()):
-        for name, target in _layer_targets(layer, config):
-            found[f"model.layers.{index}.{name}"] = target
-    return found
+def replicated(owner: nn.Module, attribute: str) -> Target:
+    """A parameter that every rank has whole, in one tensor of its shape."""
+    shape = tuple(owner.get_parameter(attribute).shape)
+    return whole(Slot(owner, attribute, shape, (Span(0, shape[0]),)))
 
 
-def _layer_targets(layer: DecoderLayer, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
-    q, kv, width, inner = config.q_rows, config.kv_rows, config.width, config.inner_width
-    cuts = layer.cuts
-    yield "input_layernorm.weight", _whole(_vector(layer.input_norm, "weight", width))
-    yield "post_attention_layernorm.weight", _whole(_vector(layer.post_norm, "weight", width))
-    yield "self_attn.o_proj.weight", _whole(_weight(cuts["output"], (width, q)))
-    gate_up = _weight(cuts["gate_up"], (2 * inner, width))
-    yield "mlp.gate_proj.weight", Target(gate_up, 0, inner)
-    yield "mlp.up_proj.weight", Target(gate_up, inner, inner)
-    yield "mlp.gate_up_proj.weight", _whole(gate_up)
-    yield "mlp.down_proj.weight", _whole(_weight(cuts["down"], (width, inner)))
-    qkv = {"weight": _weight(cuts["qkv"], (q + 2 * kv, width))}
-    if config.qkv_bias:
-        qkv["bias"] = _bias(cuts["qkv"], q + 2 * kv)
-    for kind, slot in qkv.items():
-        yield f"self_attn.q_proj.{kind}", Target(slot, 0, q)
-        yield f"self_attn.k_proj.{kind}", Target(slot, q, kv)
-        yield f"self_attn.v_proj.{kind}", Target(slot, q + kv, kv)
-        yield f"self_attn.qkv_proj.{kind}", _whole(slot)
-    if config.output_bias:
-        yield "self_attn.o_proj.bias", _whole(_bias(cuts["output"], width))
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight", _whole(_vector(layer, "q_norm", config.head_dim))
-        yield "self_attn.k_norm.weight", _whole(_vector(layer, "k_norm", config.head_dim))
-
-
-def _whole(slot: Slot) -> Target:
+def whole(slot: Slot) -> Target:
+    """A tensor that is all of the whole that a slot holds a part of."""
     return Target(slot, 0, slot.shape[0])
 
 
-def _weight(cut: Cut, shape: tuple[int, int]) -> Slot:
+def weight_slot(cut: Cut, shape: tuple[int, int]) -> Slot:
+    """The matrix of a cut layer, whole of `shape`."""
     return Slot(cut.local, "weight", shape, _joined(cut.shard.rows), cut.shard.columns)
 
 
-def _bias(cut: Cut, rows: int) -> Slot:
+def bias_slot(cut: Cut, rows: int) -> Slot:
+    """The bias of a cut layer, whole of `rows`."""
     held = _joined(cut.shard.rows) if cut.shard.holds_bias else ()
     return Slot(cut.local, "bias", (rows,), held)
 
 
-def _vector(owner: nn.Module, attribute: str, rows: int) -> Slot:
+def vector_slot(owner: nn.Module, attribute: str, rows: int) -> Slot:
+    """A vector that every rank has whole."""
     return Slot(owner, attribute, (rows,), (Span(0, rows),))
 
 

@@ -18,9 +18,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def check_weight_files(directory: Path) -> None:
+def check_weight_files(directory: Path, stem: str = "model") -> None:
     """Refuse files that are missing, cut short, or none of safetensors. Raises `CheckpointError`."""
-    for path in weight_files(directory):
+    for path in weight_files(directory, stem):
         try:
             wanted, there = _wanted_bytes(path), path.stat().st_size
         except (OSError, LookupError, TypeError, ValueError, msgspec.DecodeError) as error:
@@ -45,16 +45,19 @@ def _wanted_bytes(path: Path) -> int:
     return 8 + size + max(ends, default=0)
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """All of a checkpoint. Raises `CheckpointError` where one is missing."""
+def weight_files(directory: Path, stem: str = "model") -> list[Path]:
+    """All of a checkpoint: `stem`.safetensors, or what its index names.
+
+    Raises `CheckpointError` where one is missing.
+    """
     try:
-        return _found(directory)
+        return _found(directory, stem)
     except OSError as error:
         raise CheckpointError(f"weights cannot be looked for in {directory}: {error}") from error
 
 
-def _found(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
+def _found(directory: Path, stem: str) -> list[Path]:
+    index = directory / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
             content = msgspec.json.decode(index.read_bytes(), type=_Index)
@@ -62,11 +65,11 @@ def _found(directory: Path) -> list[Path]:
             raise CheckpointError(f"{index} is not an index of weights: {error}") from error
         files = [directory / name for name in sorted(set(content.weight_map.values()))]
     else:
-        files = [directory / "model.safetensors"]
+        files = [directory / f"{stem}.safetensors"]
     for path in files:
         if not path.is_file():
             raise CheckpointError(
-                f"weights file {path} does not exist; weights are read from model.safetensors, or "
-                "from the files that model.safetensors.index.json names"
+                f"weights file {path} does not exist; weights are read from {stem}.safetensors, or "
+                f"from the files that {stem}.safetensors.index.json names"
             )
     return files
