@@ -107,8 +107,12 @@ def dist_timeout_s() -> float | None:
 
 
 def given() -> dict[str, str]:
-    """The variables of ours that are set, by their whole names."""
-    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIX)}
+    """The variables of ours that are set, by their whole names; of a secret, only that it is."""
+    return {
+        name: "(set)" if name == PREFIX + _NODE_KEY else os.environ[name]
+        for name in sorted(os.environ)
+        if name.startswith(PREFIX)
+    }
 
 
 def refuse_removed() -> None:
@@ -150,6 +154,28 @@ class SimulatedDevices:
         owner = "" if self.owner is None else f"@{self.owner}"
         numbers = ",".join(map(str, self.devices))
         return {PREFIX + "SIMULATED_DEVICES": f"{self.file}:{numbers}{owner}"}
+
+
+_NODE_KEY = "NODE_KEY"
+_MIN_KEY_LENGTH = 16
+
+
+def node_key() -> str | None:
+    """`PHALANX_NODE_KEY`: the secret that the machines of one replica share."""
+    key = os.environ.get(PREFIX + _NODE_KEY)
+    if not key:
+        return None
+    if len(key) < _MIN_KEY_LENGTH:
+        raise ConfigurationError(
+            f"environment variable {PREFIX}{_NODE_KEY} has {len(key)} characters; allowed are"
+            f" {_MIN_KEY_LENGTH} or more, as `openssl rand -hex 32` makes them"
+        )
+    return key
+
+
+def node_key_variable(key: str) -> dict[str, str]:
+    """The environment variable that says this to a process."""
+    return {PREFIX + _NODE_KEY: key}
 
 
 _SIMULATED = re.compile(r"(?P<file>.+):(?P<devices>\d+(?:,\d+)*)(?:@(?P<owner>[^@:]+))?")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from phalanx import settings
 from phalanx.engine.deployment_plan import DeploymentPlan, visible_devices
+from phalanx.engine.workers.node_key import node_key
 from phalanx.engine_config import EngineConfig
 from phalanx.errors import ConfigurationError
 from phalanx.schema.deployment import MAX_PORT, DeploymentConfig
@@ -77,6 +78,8 @@ def place(section: DeploymentSection, config: EngineConfig) -> Placement:
             f"deployment.process_config.num_nodes={process.num_nodes} needs the place where the"
             " machines meet; give --dist-init-addr HOST:PORT of the first one"
         )
+    if process.num_nodes > 1:
+        node_key(deployment.supervision)
     plan = None
     if mode is Mode.LOCAL:
         visible = visible_devices(config.device.target)

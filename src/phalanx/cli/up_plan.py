@@ -185,7 +185,7 @@ def _span(group: EngineGroupSpec, kind: LauncherKind) -> EngineSpan | None:
     """The head's part of a replica over several machines of a cluster."""
     if kind is LauncherKind.LOCAL or group.nodes_per_replica == 1:
         return None
-    return EngineSpan(group.nodes_per_replica, 0, "127.0.0.1:1")
+    return EngineSpan(group.nodes_per_replica, 0, "127.0.0.1:1", key="")
 
 
 def _check_serve(flags: tuple[str, ...]) -> None:

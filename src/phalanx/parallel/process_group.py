@@ -5,7 +5,6 @@ Whoever runs the ranks makes it once a process; a launcher's own group serves as
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from phalanx import settings
 from phalanx.errors import ConfigurationError, PhalanxDistError
+from phalanx.schema.loopback import is_loopback
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 """What ranks communicate by, for each type of device."""
@@ -148,11 +148,3 @@ def _address(init_method: str) -> tuple[str, int]:
             f"init_method {init_method!r} is not valid; allowed: env://, or tcp://HOST:PORT"
         )
     return parts.hostname, port
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -15,7 +15,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import settings
 from phalanx.errors import PhalanxDistError
-from phalanx.parallel.process_group import BACKENDS, first_line, is_loopback
+from phalanx.parallel.process_group import BACKENDS, first_line
+from phalanx.schema.loopback import is_loopback
 
 TRAINER = 0
 """The rank that sends."""

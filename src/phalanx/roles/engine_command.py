@@ -8,7 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -130,12 +130,14 @@ class ListenAddress:
 @dataclass(frozen=True)
 class EngineSpan:
     """One machine's part of a replica that spans several: `node_rank` 0 is the head, which alone
-    listens, and all of them meet at `meeting`, HOST:PORT of the head's machine.
+    listens, and all of them meet at `meeting`, HOST:PORT of the head's machine. `key` is what those
+    of our own engines know one another by.
     """
 
     num_nodes: int
     node_rank: int
     meeting: str
+    key: str = field(repr=False)
 
     def flags(self) -> list[str]:
         """The same for every kind of engine."""
@@ -170,7 +172,10 @@ def engine_command(
                 f"{launch.engine_id} is external, run by somebody else; nothing can be started"
             )
     flags += [] if span is None else span.flags()
-    return Command((*program, *flags), _environment(launch, program[0], simulated))
+    keys = {}
+    if span is not None and group.engine is EngineKind.PHALANX:
+        keys = settings.node_key_variable(span.key)
+    return Command((*program, *flags), {**keys, **_environment(launch, program[0], simulated)})
 
 
 def _check_machine(launch: ReplicaLaunch) -> None:

@@ -14,6 +14,7 @@ from phalanx.roles.engine_command import (
     PHALANX_FLAGS,
     PHALANX_OWN,
     EnginePrograms,
+    EngineSpan,
     ListenAddress,
     engine_command,
 )
@@ -52,6 +53,17 @@ def test_a_static_model_of_ours():
 @pytest.mark.parametrize("source", [WeightSource.DCS, WeightSource.LOCAL, WeightSource.ACTOR])
 def test_one_whose_weights_change_may_be_updated(source):
     assert flags(launch_of(model_of(weight_source=source))) == PHALANX_BASE
+
+
+@pytest.mark.parametrize("kind", [EngineKind.PHALANX, EngineKind.SGLANG])
+def test_machines_of_a_replica_have_their_key_by_the_environment_alone(kind):
+    group = EngineGroupSpec(engine=kind, ranks_per_replica=2, nodes_per_replica=2)
+    span = EngineSpan(2, 1, "10.0.0.7:5000", "a secret of this replica")
+    command = engine_command(launch_of(model_of(group)), HERE, PROGRAMS, span=span)
+    told = command.environment.get("PHALANX_NODE_KEY")
+    assert told == ("a secret of this replica" if kind is EngineKind.PHALANX else None)
+    assert not [word for word in command.arguments if "secret" in word]
+    assert "secret" not in repr(span)
 
 
 def test_engine_args_are_flags_or_dotted_keys():

@@ -110,6 +110,7 @@ def test_i49_a_replica_over_machines_is_its_head_and_dies_with_any_part(cluster,
                 assert words[words.index("--nnodes") + 1] == "2"
                 assert words[words.index("--tp-size") + 1] == "8"
                 assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+                assert "PHALANX_NODE_KEY" not in environment  # it would be nothing to SGLang
                 assert "RAY_JOB_ID" not in environment and "OMP_NUM_THREADS" not in environment
             with watched(*pids([replica])) as processes:
                 exited = asyncio.ensure_future(replica.exited())
@@ -120,6 +121,12 @@ def test_i49_a_replica_over_machines_is_its_head_and_dies_with_any_part(cluster,
                 wait_for_end(processes)
 
     asyncio.run(main())
+
+
+def node_key_of(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    (key,) = [line.partition("=")[2] for line in variables if line.startswith("PHALANX_NODE_KEY=")]
+    return key
 
 
 def test_i49_a_real_engine_over_two_machines_answers_from_its_head(cluster, tmp_path):
@@ -143,6 +150,8 @@ def test_i49_a_real_engine_over_two_machines_answers_from_its_head(cluster, tmp_
             sent = {"text": "a b", "sampling_params": {"max_new_tokens": 3}}
             status, answer = await asyncio.to_thread(post, f"{replica.url}/generate", sent)
             assert status == 200 and answer["meta_info"]["completion_tokens"] == 3
+            keys = [node_key_of(part.pid) for part in replica.parts]
+            assert len(keys) == 2 and keys[0] == keys[1] != ""  # made for these two
             with watched(*pids([replica])) as processes:
                 ray.get(ray.remote(kill).options(num_cpus=0).remote(follower.pid))
                 assert "part 2 of 2 has ended" in await replica.exited()

@@ -19,6 +19,7 @@ from phalanx.engine.deployment_plan import DeploymentPlan, visible_devices
 from phalanx.engine.deployments.worker_configs import WorkerConfigs
 from phalanx.engine.registry import PluginClass
 from phalanx.engine.workers.messages import Answer, Apply, Events, Finished
+from phalanx.engine.workers.node_key import node_key
 from phalanx.engine.workers.node_links import (
     Applied,
     Ended,
@@ -47,7 +48,9 @@ class NodeHead:
     """The other machines, as the first one has them. `gather` comes before anything else."""
 
     def __init__(self, greeting: Greeting, config: WorkerSupervisorConfig, clock: Clock) -> None:
+        """Raises `ConfigurationError` where the machines need a key, and this one has none."""
         self._greeting = greeting
+        self._key = node_key(config)
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
@@ -64,7 +67,7 @@ class NodeHead:
         with self._lock:
             if self._closed:
                 raise EngineUnavailableError("the engine is closed")
-            self._listener = NodeListener(config.master_addr, config.base_port)
+            self._listener = NodeListener(config.master_addr, config.base_port, self._key)
         port = _free_port(config.master_addr)
         try:
             links = self._listener.accept(
@@ -127,6 +130,7 @@ class NodeFollower:
         self._stopped = False
         self._link = NodeLink(
             (self._process.master_addr, self._process.base_port),
+            node_key(self._process),
             greeting(plugin, args.plugin_args, config, self._process),
             self._process.startup_timeout_s,
             clock,

@@ -1,16 +1,16 @@
 """Connections between the machines of a replica that spans several: the head passes on to the others
-what it gives to its own ranks, in the same order.
+what it gives to its own ranks, in the same order, which is what keeps all ranks in step.
 
-A message is a pickle behind its length; whoever follows trusts the head that it was told of, as its
-ranks trust one another. The order is what keeps all ranks in step.
+A message is a pickle behind its length. Neither side takes anything from the other before both have
+proved that they have the replica's key.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,13 @@ import msgspec
 
 from phalanx import __version__
 from phalanx.clock import Clock
+from phalanx.engine.workers.node_key import StrangerError, admit, introduce
+from phalanx.engine.workers.node_stream import framed, received
 from phalanx.errors import EngineUnavailableError
 from phalanx.schema.control import ControlOp, Question
 
-_LENGTH = struct.Struct("!Q")
+logger = logging.getLogger(__name__)
+
 _MAX_GREETING = 1 << 16
 _GREETING_S = 5.0
 _RETRY_S = 0.2
@@ -75,10 +78,12 @@ Message = Submitted | Applied | Ended
 
 
 class NodeListener:
-    """The head's, before the others have come."""
+    """The head's, before the others have come. `key` is what they have to know."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, key: bytes) -> None:
         """Raises `EngineUnavailableError` where it cannot listen there."""
+        self._key = key
+        self._stranger = ""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listener = socket.create_server((host, port), family=family)
@@ -101,20 +106,33 @@ class NodeListener:
             while len(links) < num_nodes - 1:
                 try:
                     self._listener.settimeout(max(0.001, due_s - clock.monotonic_s()))
-                    link = self._listener.accept()[0]
+                    link, peer = self._listener.accept()
                 except OSError as error:
                     raise EngineUnavailableError(
                         f"only {len(links) + 1} of the replica's {num_nodes} machines have come"
                         f" within {timeout_s:g} s; start the others with the same --dist-init-addr"
+                        f"{self._stranger}"
                     ) from error
                 undo.callback(link.close)
-                rank = _welcomed(link, expected, num_nodes, port, links)
+                rank = None
+                if self._admitted(link, peer[0]):
+                    rank = _welcomed(link, expected, num_nodes, port, links)
                 if rank is None:
                     link.close()
                 else:
                     links[rank] = link
             undo.pop_all()
         return links
+
+    def _admitted(self, link: socket.socket, peer: str) -> bool:
+        link.settimeout(_GREETING_S)
+        try:
+            admit(link, self._key)
+        except (StrangerError, OSError) as error:
+            self._stranger = f"; {peer} came and was not let in: {error}"
+            logger.warning("%s is not let into this replica: %s", peer, error)
+            return False
+        return True
 
     def close(self) -> None:
         """From any thread: `accept` waits no more."""
@@ -142,9 +160,9 @@ class NodeRelay:
 
     def send(self, message: Message) -> None:
         """Never waits; whoever calls this from several threads sees to the order."""
-        packet = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        packet = framed(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         for queue in self._queues.values():
-            queue.put(_LENGTH.pack(len(packet)) + packet)
+            queue.put(packet)
 
     def close(self) -> None:
         """Tell the others that it is over."""
@@ -179,12 +197,18 @@ class NodeRelay:
 
 
 class NodeLink:
-    """A follower's connection to its head. `meet` comes before `receive`."""
+    """A follower's connection to its head, which has to know `key`. `meet` comes before `receive`."""
 
     def __init__(
-        self, address: tuple[str, int], greeting: Greeting, timeout_s: float, clock: Clock
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        greeting: Greeting,
+        timeout_s: float,
+        clock: Clock,
     ) -> None:
         self._address = address
+        self._key = key
         self._head = f"the head at {address[0]}:{address[1]}"
         self._greeting = greeting
         self._timeout_s = timeout_s
@@ -207,12 +231,12 @@ class NodeLink:
         """What comes next; None where the head is gone, or after `interrupt`."""
         assert self._link is not None
         try:
-            received = _received(self._link)
+            packet = received(self._link)
         except OSError:
             return None
-        if received is None:
+        if packet is None:
             return None
-        message: Message = pickle.loads(received)
+        message: Message = pickle.loads(packet)
         return message
 
     def interrupt(self) -> None:
@@ -227,16 +251,17 @@ class NodeLink:
 
     def _welcome(self, link: socket.socket) -> int:
         try:
-            link.sendall(_packed(self._greeting))
             link.settimeout(self._timeout_s)
             if self._interrupted.is_set():  # before there was a connection to shut down
                 _shut_down(link)
-            received = _received(link, _MAX_GREETING)
+            introduce(link, self._key, self._head)
+            link.sendall(_packed(self._greeting))
+            packet = received(link, _MAX_GREETING)
         except OSError:
-            received = None
-        if received is None:
+            packet = None
+        if packet is None:
             raise EngineUnavailableError(f"{self._head} has gone away")
-        welcome = msgspec.msgpack.decode(received, type=Welcome)
+        welcome = msgspec.msgpack.decode(packet, type=Welcome)
         if welcome.refusal:
             raise EngineUnavailableError(f"{self._head} refused this machine: {welcome.refusal}")
         link.settimeout(None)
@@ -267,12 +292,11 @@ def _welcomed(
     known: Mapping[int, socket.socket],
 ) -> int | None:
     """The rank of a follower that fits; None for anybody else, who is told why."""
-    link.settimeout(_GREETING_S)
     try:
-        received = _received(link, _MAX_GREETING)
-        if received is None:
+        packet = received(link, _MAX_GREETING)
+        if packet is None:
             return None
-        greeting = msgspec.msgpack.decode(received, type=Greeting)
+        greeting = msgspec.msgpack.decode(packet, type=Greeting)
         refusal = _refusal(greeting, expected, num_nodes, tuple(known))
         link.sendall(_packed(Welcome(port, refusal)))
     except (OSError, msgspec.MsgspecError):
@@ -309,24 +333,4 @@ def _shut_down(link: socket.socket) -> None:
 
 
 def _packed(value: Greeting | Welcome) -> bytes:
-    packet = msgspec.msgpack.encode(value)
-    return _LENGTH.pack(len(packet)) + packet
-
-
-def _received(link: socket.socket, limit: int | None = None) -> bytes | None:
-    """The next packet; None at the end, or for one that is larger than `limit`."""
-    length = _exactly(link, _LENGTH.size)
-    if length is None:
-        return None
-    size: int = _LENGTH.unpack(length)[0]
-    return None if limit is not None and size > limit else _exactly(link, size)
-
-
-def _exactly(link: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = link.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+    return framed(msgspec.msgpack.encode(value))

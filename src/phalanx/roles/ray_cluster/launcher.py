@@ -5,6 +5,7 @@ gets a placement group of its own, which ends with it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -157,7 +158,8 @@ class RayLauncher:
     def _orders(
         self, launch: ReplicaLaunch, nodes: Sequence[NodePart], reserved: Reserved
     ) -> Iterator[Order]:
+        key = secrets.token_hex(32)
         for rank, node in enumerate(nodes):
-            span = EngineSpan(len(nodes), rank, reserved.meeting) if len(nodes) > 1 else None
+            span = EngineSpan(len(nodes), rank, reserved.meeting, key) if len(nodes) > 1 else None
             ledger = None if self._ledgers is None else self._ledgers.of(node.node_id)
             yield Order(launch, node.devices, ledger, span)
