@@ -175,6 +175,43 @@ def test_i104_a_step_that_fails_wrote_nothing_back_and_goes_on_with_what_it_has(
     with_roles(run)
 
 
+class NotedStore(MemoryStore):
+    """`noted` are the samples of which a copy was kept, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def note(self, batch_id, samples):
+        self.noted += [one.sample_id for one in samples]
+        super().note(batch_id, samples)
+
+
+def test_a_scoring_that_goes_on_writes_no_copy_again():
+    async def run(roles):
+        store = NotedStore()
+
+        async def steps():
+            batch = await DeferredBatch.open(store, "s1")
+            await batch.collect(roles.workload, prompts(2, teacher=asked(SAMPLED)))
+            await batch.score_teacher(roles.scorer)
+
+        def refuse_the_third(request):
+            if len(roles.teacher.asked) >= 3:
+                request.answer({"error": {"message": "broken"}}, 400)
+            return len(roles.teacher.asked) >= 3
+
+        roles.teacher.refusal = refuse_the_third
+        with pytest.raises(InvalidRequestError):
+            await steps()
+        roles.teacher.refusal = lambda request: False
+        await steps()
+        collected, scored = store.noted[:4], store.noted[4:]
+        assert sorted(scored) == sorted(collected) == ["g0/0", "g0/1", "g1/0", "g1/1"]
+
+    with_roles(run)
+
+
 MISALIGNED = {
     "missing": lambda one: {"scores": None},
     "short": lambda one: {"teacher_log_probs": one.scores.teacher_log_probs[:-1]},

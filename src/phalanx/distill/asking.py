@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from phalanx.client import AsyncRoleClient
+from phalanx.client.roles.answers import JsonObject
+from phalanx.client.roles.settings import check_positive
+from phalanx.distill.sample import Sample
 from phalanx.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -24,7 +26,6 @@ from phalanx.errors import (
 
 T = TypeVar("T")
 R = TypeVar("R")
-JsonObject = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class AskingSettings:
         if self.resends < 0:
             raise ConfigurationError(f"resends={self.resends} must be at least 0")
         for name in ("timeout_s", "ready_timeout_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(f"{name}={value} must be a finite number above 0")
+            check_positive(name, getattr(self, name))
 
 
 async def generate(
@@ -154,6 +153,30 @@ async def each(
     if failures:
         raise failures[0]
     return [results[place] for place in sorted(results)]
+
+
+OnSample = Callable[[Sample], Awaitable[None]]
+
+
+async def ignore(sample: Sample) -> None:
+    """For callers that wait for all samples."""
+
+
+async def each_sample(
+    samples: Sequence[Sample],
+    act: Callable[[Sample], Awaitable[Sample]],
+    on_sample: OnSample,
+    max_concurrency: int,
+) -> list[Sample]:
+    """As `each`; `on_sample` gets every sample of which `act` has made another one, as it is done."""
+
+    async def one(sample: Sample) -> Sample:
+        worked = await act(sample)
+        if worked is not sample:
+            await on_sample(worked)
+        return worked
+
+    return await each(samples, one, max_concurrency)
 
 
 def affinity_of(group_id: str) -> str:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Self
 
 import msgspec
 
+from phalanx.distill.asking import OnSample
 from phalanx.distill.checking import check_order, check_reward, check_scores
 from phalanx.distill.rollout import Prompt
 from phalanx.distill.sample import Sample, TeacherRequest
-from phalanx.distill.scoring import OnSample, StudentScorer, TeacherScorer
+from phalanx.distill.scoring import StudentScorer, TeacherScorer
 from phalanx.distill.stores.base import SampleStore, Scoring, Stage, StoredBatch
 from phalanx.distill.workload import RolloutWorkload
 from phalanx.errors import BatchStateError, InvalidRequestError, ScoresMisalignedError
@@ -98,19 +100,14 @@ class DeferredBatch:
         count = _Count(self._progress, "collect", len(prompts) * workload.settings.num_samples)
         count.add(len(have))
 
-        async def keep(sample: Sample) -> None:
-            await asyncio.to_thread(self._store.note, self.batch_id, [sample])
-            count.add(1)
-
-        await self.stage_samples(
-            await workload.generate(
-                prompts,
-                self.batch_id,
-                have=have,
-                on_sample=keep,
-                weight_version=weight_version,
-            )
+        samples = await workload.generate(
+            prompts,
+            self.batch_id,
+            have=have,
+            on_sample=self._noting(count),
+            weight_version=weight_version,
         )
+        await self.stage_samples(samples)
 
     async def stage_samples(self, samples: Sequence[Sample]) -> None:
         """Stage samples that somebody has made, in this order; groups stand together in it.
@@ -135,19 +132,11 @@ class DeferredBatch:
 
     async def judge(self, workload: RolloutWorkload) -> None:
         """Have every sample graded, and write the rewards back."""
-
-        async def work(samples: Sequence[Sample], keep: OnSample) -> list[Sample]:
-            return await workload.evaluate(samples, keep)
-
-        await self._score(Scoring.JUDGE, work)
+        await self._score(Scoring.JUDGE, workload.evaluate)
 
     async def score_teacher(self, scorer: TeacherScorer) -> None:
         """Have every sample scored by its teacher, and write the scores back."""
-
-        async def work(samples: Sequence[Sample], keep: OnSample) -> list[Sample]:
-            return await scorer.score(samples, keep)
-
-        await self._score(Scoring.TEACHER, work)
+        await self._score(Scoring.TEACHER, scorer.score)
 
     async def score_student(self, scorer: StudentScorer, model: str | None = None) -> None:
         """Have the student scored at the teacher's tokens, and write that back. The student's
@@ -157,11 +146,7 @@ class DeferredBatch:
             raise BatchStateError(
                 f"batch {self.batch_id!r} has no teacher's tokens yet; score the teacher first"
             )
-
-        async def work(samples: Sequence[Sample], keep: OnSample) -> list[Sample]:
-            return await scorer.score(samples, keep, model=model)
-
-        await self._score(Scoring.STUDENT, work)
+        await self._score(Scoring.STUDENT, partial(scorer.score, model=model))
 
     async def validate(self) -> None:
         """Check all of what the store holds: every sample, its order, and every output.
@@ -205,12 +190,7 @@ class DeferredBatch:
         notes = await self._notes()
         copies = [notes.get(one.sample_id, one) for one in self.samples]
         count = _Count(self._progress, what, len(copies))
-
-        async def keep(sample: Sample) -> None:
-            await asyncio.to_thread(self._store.note, self.batch_id, [sample])
-            count.add(1)
-
-        worked = await work(copies, keep)
+        worked = await work(copies, self._noting(count))
         check_order(self.samples, worked)
         pairs = zip(self.samples, worked, strict=True)
         scored = tuple(_with_outputs(what, one, copy) for one, copy in pairs)
@@ -220,6 +200,15 @@ class DeferredBatch:
         done = (*self._stored.done, what)
         is_last = set(done) == set(self._stored.needs)
         await self._save(stage=Stage.SCORED if is_last else Stage.STAGED, samples=scored, done=done)
+
+    def _noting(self, count: _Count) -> OnSample:
+        """Keeps a copy that is done, and counts it."""
+
+        async def note(sample: Sample) -> None:
+            await asyncio.to_thread(self._store.note, self.batch_id, [sample])
+            count.add(1)
+
+        return note
 
     def _is_past(self, stage: Stage) -> bool:
         return self.stage.rank > stage.rank

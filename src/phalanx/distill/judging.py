@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from phalanx.client import AsyncRoleClient
-from phalanx.distill.asking import JsonObject, Route, generate, sent
+from phalanx.client.roles.answers import JsonObject
+from phalanx.distill.asking import Route, generate, sent
 from phalanx.distill.rollout import Grading, Message
 from phalanx.distill.sample import Sample
 from phalanx.errors import RequestFailedError

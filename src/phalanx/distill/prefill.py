@@ -18,10 +18,10 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.client.roles.answers import JsonObject
 from phalanx.distill.token_table import IdArray, ScoreArray, TokenTable
 from phalanx.errors import ScoresMisalignedError
 
-JsonObject = dict[str, object]
 MAX_IDS = 1024
 """Token ids that one request may ask for at every position."""
 BY_POSITION = "token_ids_logprob_by_position"

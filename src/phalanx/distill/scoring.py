@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from phalanx.client import AsyncRoleClient
-from phalanx.distill.asking import AskingSettings, JsonObject, Route, affinity_of, each, generate
+from phalanx.client.roles.answers import JsonObject
+from phalanx.distill.asking import (
+    AskingSettings,
+    OnSample,
+    Route,
+    affinity_of,
+    each_sample,
+    generate,
+    ignore,
+)
 from phalanx.distill.checking import check_scores
 from phalanx.distill.prefill import (
     ChosenIds,
@@ -23,12 +33,6 @@ from phalanx.distill.support import support_of
 from phalanx.distill.token_table import TokenTable
 from phalanx.errors import InvalidRequestError, ScoresMisalignedError
 from phalanx.routing.roles.resolver import RoleSelector, choose_model
-
-OnSample = Callable[[Sample], Awaitable[None]]
-
-
-async def ignore(sample: Sample) -> None:
-    """For callers that wait for all samples."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class TeacherScorer:
         self._client = client
 
     async def score(self, samples: Sequence[Sample], on_sample: OnSample = ignore) -> list[Sample]:
-        """Copies of the samples with `scores`, in their order; `on_sample` gets each as it is done.
+        """Copies of the samples with `scores`, in their order; `on_sample` gets each new one.
 
         A sample that has scores of the same request and the same version of the teacher is not
         asked about again. All get scores of one version of their teacher: those of another one are
@@ -68,16 +72,11 @@ class TeacherScorer:
             _check_request(sample)
         await look(self._client)
 
-        async def one(sample: Sample) -> Sample:
-            scored = await self._scored(sample)
-            await on_sample(scored)
-            return scored
-
         concurrency = self.settings.asking.max_concurrency
-        scored = await each(samples, one, concurrency)
+        scored = await each_sample(samples, self._scored, on_sample, concurrency)
         if places := _of_other_versions(samples, scored):
             unscored = [msgspec.structs.replace(samples[at], scores=None) for at in places]
-            again = await each(unscored, one, concurrency)
+            again = await each_sample(unscored, self._scored, on_sample, concurrency)
             for at, sample in zip(places, again, strict=True):
                 scored[at] = sample
             if _of_other_versions(samples, scored):
@@ -141,16 +140,12 @@ class StudentScorer:
         *,
         model: str | None = None,
     ) -> list[Sample]:
-        """Copies of the samples with `student_at_teacher_topk`, where they want it, in their order."""
-
+        """Copies of the samples with `student_at_teacher_topk`, where they want it, in their order;
+        `on_sample` gets each new one.
+        """
         await look(self._client)
-
-        async def one(sample: Sample) -> Sample:
-            scored = await self._scored(sample, model)
-            await on_sample(scored)
-            return scored
-
-        return await each(samples, one, self.settings.asking.max_concurrency)
+        act = partial(self._scored, model=model)
+        return await each_sample(samples, act, on_sample, self.settings.asking.max_concurrency)
 
     async def _scored(self, sample: Sample, model: str | None) -> Sample:
         request, scores = sample.teacher, sample.scores

@@ -11,12 +11,20 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from phalanx.client import AsyncRoleClient
+from phalanx.client.roles.answers import JsonObject
 from phalanx.distill.answer_part import AnswerPart, joined_spans
-from phalanx.distill.asking import JsonObject, Route, affinity_of, each, generate
+from phalanx.distill.asking import (
+    OnSample,
+    Route,
+    affinity_of,
+    each,
+    each_sample,
+    generate,
+    ignore,
+)
 from phalanx.distill.judging import verdict
 from phalanx.distill.rollout import Grading, Prompt, RolloutSettings, checked_reward
 from phalanx.distill.sample import Sample
-from phalanx.distill.scoring import OnSample, ignore
 from phalanx.distill.token_table import TokenTable
 from phalanx.errors import ConfigurationError, InvalidRequestError, RequestFailedError
 
@@ -79,9 +87,8 @@ class RolloutWorkload:
     async def evaluate(
         self, samples: Sequence[Sample], on_sample: OnSample = ignore
     ) -> list[Sample]:
-        """Copies of the samples with the judge's `verdict` and their `reward`, in their order.
-
-        One that has a reward is not judged again.
+        """Copies of the samples with the judge's `verdict` and their `reward`, in their order;
+        `on_sample` gets each new one. One that has a reward is not judged again.
         """
         judge, grading = self._judge, self._grading
         if judge is None or grading is None:
@@ -99,11 +106,9 @@ class RolloutWorkload:
                 )
                 raise
             reward = checked_reward(worth, sample.sample_id, said)
-            graded = msgspec.structs.replace(sample, verdict=said, reward=reward)
-            await on_sample(graded)
-            return graded
+            return msgspec.structs.replace(sample, verdict=said, reward=reward)
 
-        return await each(samples, one, grading.asking.max_concurrency)
+        return await each_sample(samples, one, on_sample, grading.asking.max_concurrency)
 
     async def _answer(
         self, prompt: Prompt, index: int, batch_id: str, version: str | None
