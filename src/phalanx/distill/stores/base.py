@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from phalanx.distill.sample import Sample
-from phalanx.errors import BatchStateError, InvalidRequestError
+from phalanx.errors import (
+    BatchStateError,
+    ConfigurationError,
+    InvalidRequestError,
+    SampleStoreError,
+)
 
 
 class Stage(enum.StrEnum):
@@ -131,6 +136,22 @@ def check_save(stored: Stage | None, batch: StoredBatch) -> None:
         raise BatchStateError(
             f"batch {batch.batch_id!r} lacks {', '.join(batch.missing)} and cannot be {batch.stage}"
         )
+
+
+def check_room(store: str, stages: Iterable[Stage], max_batches: int) -> None:
+    """Raise `SampleStoreError` where a store with batches of these stages takes no further one."""
+    num_kept = sum(stage is not Stage.CONSUMED for stage in stages)
+    if num_kept >= max_batches:
+        raise SampleStoreError(
+            f"{store} holds {num_kept} batches, which is all that it takes; consume one, or raise"
+            " max_batches"
+        )
+
+
+def check_limit(name: str, value: int) -> None:
+    """Raise `ConfigurationError` for what is no bound of a store."""
+    if value < 1:
+        raise ConfigurationError(f"{name}={value} must be at least 1")
 
 
 def check_note(batch_id: str, stored: Stage | None) -> None:

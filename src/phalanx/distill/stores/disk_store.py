@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -26,12 +25,14 @@ from phalanx.distill.stores.base import (
     Stage,
     StoredBatch,
     check_consume,
+    check_limit,
     check_note,
     check_publish,
+    check_room,
     check_save,
 )
 from phalanx.distill.stores.records import framed, read_record, read_records
-from phalanx.errors import ConfigurationError, SampleStoreError
+from phalanx.errors import SampleStoreError
 
 _T = TypeVar("_T")
 _BATCH, _NOTES, _PUBLISHED, _NEW = ".batch", ".notes", ".published", ".new"
@@ -63,9 +64,8 @@ class DiskStore:
     def __init__(
         self, directory: Path | str, *, max_batches: int = 64, max_bytes: int = 64 << 30
     ) -> None:
-        for name, value in (("max_batches", max_batches), ("max_bytes", max_bytes)):
-            if value < 1:
-                raise ConfigurationError(f"{name}={value} must be at least 1")
+        check_limit("max_batches", max_batches)
+        check_limit("max_bytes", max_bytes)
         self.directory = Path(directory)
         self.max_batches = max_batches
         self.max_bytes = max_bytes
@@ -101,12 +101,7 @@ class DiskStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def stages(self) -> Mapping[str, Stage]:
@@ -132,7 +127,10 @@ class DiskStore:
             head = _Head(batch.batch_id, batch.stage, num_saves)
             bare = msgspec.structs.replace(batch, notes={})
             data = b"".join(framed(msgspec.msgpack.encode(one)) for one in (head, bare))
-            self._check_room(len(data), is_new=entry is None)
+            if entry is None:
+                stages = [one.stage for one in self._entries.values()]
+                check_room(str(self.directory), stages, self.max_batches)
+            self._check_bytes(len(data))
             path = self._path(batch.batch_id, _BATCH)
             with (new := path.with_name(path.name + _NEW)).open("wb") as file:
                 file.write(data)
@@ -150,7 +148,7 @@ class DiskStore:
             check_note(batch_id, None if entry is None else entry.stage)
             assert entry is not None
             data = b"".join(framed(msgspec.msgpack.encode(one)) for one in samples)
-            self._check_room(len(data), is_new=False)
+            self._check_bytes(len(data))
             if entry.notes_end is None:
                 self._read_notes(batch_id, entry)
             assert entry.notes_end is not None
@@ -248,15 +246,13 @@ class DiskStore:
                 " again"
             ) from error
 
-    def _check_room(self, num_bytes: int, *, is_new: bool) -> None:
-        kept = [one for one in self._entries.items() if one[1].stage is not Stage.CONSUMED]
-        if is_new and len(kept) >= self.max_batches:
-            raise SampleStoreError(
-                f"{self.directory} holds {len(kept)} batches, which is all that it takes; consume one,"
-                " or raise max_batches"
-            )
-        files = [self._path(batch_id, _BATCH) for batch_id, _ in kept]
-        files += [self._notes_path(batch_id, entry) for batch_id, entry in kept]
+    def _check_bytes(self, num_bytes: int) -> None:
+        files = [
+            path
+            for batch_id, entry in self._entries.items()
+            if entry.stage is not Stage.CONSUMED
+            for path in (self._path(batch_id, _BATCH), self._notes_path(batch_id, entry))
+        ]
         used = sum(path.stat().st_size for path in files if path.exists())
         if used + num_bytes > self.max_bytes:
             raise SampleStoreError(

@@ -12,19 +12,19 @@ from phalanx.distill.stores.base import (
     Stage,
     StoredBatch,
     check_consume,
+    check_limit,
     check_note,
     check_publish,
+    check_room,
     check_save,
 )
-from phalanx.errors import ConfigurationError, SampleStoreError
 
 
 class MemoryStore:
     """At most `max_batches` with samples. For any number of threads."""
 
     def __init__(self, max_batches: int = 64) -> None:
-        if max_batches < 1:
-            raise ConfigurationError(f"max_batches={max_batches} must be at least 1")
+        check_limit("max_batches", max_batches)
         self.max_batches = max_batches
         self._batches: dict[str, StoredBatch] = {}
         self._lock = threading.Lock()
@@ -40,12 +40,9 @@ class MemoryStore:
     def save(self, batch: StoredBatch) -> None:
         with self._lock:
             check_save(self._stage(batch.batch_id), batch)
-            kept = [one for one in self._batches.values() if one.stage is not Stage.CONSUMED]
-            if batch.batch_id not in self._batches and len(kept) >= self.max_batches:
-                raise SampleStoreError(
-                    f"the store holds {len(kept)} batches, which is all that it takes; consume one,"
-                    " or raise max_batches"
-                )
+            if batch.batch_id not in self._batches:
+                stages = [one.stage for one in self._batches.values()]
+                check_room("the store", stages, self.max_batches)
             self._batches[batch.batch_id] = msgspec.structs.replace(batch, notes={})
 
     def note(self, batch_id: str, samples: Sequence[Sample]) -> None:

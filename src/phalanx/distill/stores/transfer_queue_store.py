@@ -21,16 +21,13 @@ from phalanx.distill.stores.base import (
     Stage,
     StoredBatch,
     check_consume,
+    check_limit,
     check_note,
     check_publish,
+    check_room,
     check_save,
 )
-from phalanx.errors import (
-    ConfigurationError,
-    MissingDependencyError,
-    PhalanxError,
-    SampleStoreError,
-)
+from phalanx.errors import MissingDependencyError, PhalanxError, SampleStoreError
 
 _T = TypeVar("_T")
 Tag = dict[str, object]
@@ -86,8 +83,7 @@ class TransferQueueStore:
         max_batches: int = 64,
         publish_rows: Publisher | None = None,
     ) -> None:
-        if max_batches < 1:
-            raise ConfigurationError(f"max_batches={max_batches} must be at least 1")
+        check_limit("max_batches", max_batches)
         try:
             self._queue = cast(Queue, import_module("transfer_queue"))
             self._torch = import_module("torch")
@@ -122,12 +118,9 @@ class TransferQueueStore:
             heads = self._heads()
             head = heads.get(batch.batch_id)
             check_save(None if head is None else head.stage, batch)
-            kept = [one for one in heads.values() if one.stage is not Stage.CONSUMED]
-            if head is None and len(kept) >= self.max_batches:
-                raise SampleStoreError(
-                    f"partition {self.partition!r} holds {len(kept)} batches, which is all that it"
-                    " takes; consume one, or raise max_batches"
-                )
+            if head is None:
+                stages = [one.stage for one in heads.values()]
+                check_room(f"partition {self.partition!r}", stages, self.max_batches)
             new = _Head(batch.stage, 1 if head is None else head.num_saves + 1)
             bare = msgspec.structs.replace(batch, notes={})
             self._write(_save_key(batch.batch_id, new), msgspec.msgpack.encode(bare))
@@ -221,8 +214,8 @@ class TransferQueueStore:
         return [(key, note) for key, note in found if note.whole]
 
     def _drop(self, batch_id: str, head: _Head) -> None:
-        keys = [f"note/{batch_id}/", _save_key(batch_id, head)]
-        old = [key for key in self._tags() if key.startswith(keys[0]) or key == keys[1]]
+        notes, save = f"note/{batch_id}/", _save_key(batch_id, head)
+        old = [key for key in self._tags() if key.startswith(notes) or key == save]
         if old:
             self._queue.kv_clear(old, self.partition)
 
