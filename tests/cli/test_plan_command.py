@@ -144,13 +144,31 @@ def test_a_file_without_placement_has_nothing_to_plan(plan):
 def test_real_devices_of_several_machines_need_a_cluster(run, tmp_path):
     text = JOB.replace(", device_memory_mib: 1500", "")
     (tmp_path / "job.yaml").write_text(text)
-    assert run("plan", str(tmp_path / "job.yaml"))[0] == 0
-    code, _, err = run("up", str(tmp_path / "job.yaml"), "--check")
-    assert code == 2
-    assert (
-        "launcher: kind=local starts engines on this machine, and the plan has devices of 2" in err
+    for command in (("plan",), ("up", "--check")):
+        code, _, err = run(*command, str(tmp_path / "job.yaml"))
+        assert code == 2
+        said = "job.yaml: launcher: kind=local starts engines on this machine, and the plan has"
+        assert f"{said} devices of 2; say launcher: ray, one node in placement.nodes, or" in err
+    assert run("plan", str(tmp_path / "job.yaml"), "--set", "launcher=ray")[0] == 0
+
+
+def test_a_role_that_takes_turns_is_not_told_to_start_awake(run, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    said = "roles.genrm.deployment.start_asleep"
+    for command in (("plan",), ("up", "--check")):
+        code, _, err = run(*command, str(file), "--set", f"{said}=false")
+        assert code == 2
+        assert f"job.yaml: {said}=false, and with placement: defer a role starts asleep" in err
+        assert "leave start_asleep out, say true, or say placement: split" in err
+    allowed = (
+        (f"{said}=true",),
+        (f"{said}=false", "placement.mode=split", "placement.trainer_devices=1"),
+        ("roles.teacher.deployment.start_asleep=false",),  # has no devices, and takes no turns
     )
-    assert "say launcher: ray" in err
+    for changes in allowed:
+        words = [word for change in changes for word in ("--set", change)]
+        assert run("plan", str(file), *words)[0] == 0
 
 
 def test_the_check_of_a_start_shows_it_too(run, tmp_path, monkeypatch):

@@ -27,10 +27,12 @@ def plan(
     and what can be done.
     """
     from phalanx.cli.plan_view import plan_console, plan_json, plan_title, plan_view
-    from phalanx.cli.up_plan import load_job
+    from phalanx.cli.up_plan import check_reach, load_job
     from phalanx.errors import ConfigurationError
 
-    made = load_job(config, set_ or []).plan
+    job = load_job(config, set_ or [])
+    check_reach(job, str(config))
+    made = job.plan
     if made is None:
         raise ConfigurationError(
             f"{config} says nothing of placement, so there is nothing to plan; add placement: split,"

@@ -55,7 +55,9 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
         _check_gateway(job)
     with _naming(f"{source}: launcher"):
         check_host("host", job.launcher.host)
-        _check_machines(job)
+        if job.launcher.kind is LauncherKind.RAY:
+            check_installed()
+    check_reach(job, source)
     programs, simulated = engine_programs(job), SimulatedCluster.of(job.plan, _ANY_LEDGER)
     given = job.launcher
     for key, python in (
@@ -77,16 +79,14 @@ def check_job(job: JobConfig, source: str, *, deeply: bool) -> None:
                         _check_serve(command.arguments[len(programs.phalanx) :])
 
 
-def _check_machines(job: JobConfig) -> None:
-    """Real devices of several machines are out of the local launcher's reach; a cluster needs Ray."""
-    if job.launcher.kind is LauncherKind.RAY:
-        check_installed()
+def check_reach(job: JobConfig, source: str) -> None:
+    """Real devices of several machines are out of the local launcher's reach."""
     if job.plan is None or job.plan.cluster.device_memory_bytes is not None:
         return
     nodes = {bundle.node for group in job.plan.groups for bundle in group.bundles}
     if job.launcher.kind is LauncherKind.LOCAL and len(nodes) > 1:
         raise ConfigurationError(
-            f"kind=local starts engines on this machine, and the plan has devices of {len(nodes)};"
+            f"{source}: launcher: kind=local starts engines on this machine, and the plan has devices of {len(nodes)};"
             " say launcher: ray, one node in placement.nodes, or placement.device_memory_mib for"
             " simulated devices"
         )

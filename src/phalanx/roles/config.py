@@ -29,6 +29,7 @@ from phalanx.roles.job_sections import (
 from phalanx.roles.placement.planner import check_role_names, plan
 from phalanx.roles.placement.section import (
     check_role_mode,
+    check_started_asleep,
     group_placement,
     num_replicas,
     placement_request,
@@ -113,9 +114,12 @@ def _plan(
     request = None if section is None else placement_request(section, roles, source)
     try:
         check_role_names(roles)
-        return None if request is None else plan(request)
+        made = None if request is None else plan(request)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error}") from None
+    if made is not None:
+        check_started_asleep(job.roles, roles, made.roles, source)
+    return made
 
 
 def _check_urls(roles: Sequence[InferenceRoleSpec], source: str) -> None:

@@ -91,6 +91,28 @@ def check_role_mode(
             )
 
 
+def check_started_asleep(
+    written: Mapping[str, Any],
+    given: Sequence[InferenceRoleSpec],
+    planned: Sequence[InferenceRoleSpec],
+    source: str,
+) -> None:
+    """Refuse a role's own word that it starts awake, where by the plan it waits for its turn.
+
+    `written` are the roles as they stand in the file, `given` what they say and `planned` what comes
+    of it.
+    """
+    for said, made in zip(given, planned, strict=True):
+        changed = said.deployment.start_asleep is not made.deployment.start_asleep
+        if changed and "start_asleep" in (written[said.role].get("deployment") or {}):
+            raise ConfigurationError(
+                f"{source}: roles.{said.role}.deployment.start_asleep=false, and with {_KEY}: defer"
+                " a role starts asleep: it has its devices from its first phase on; leave"
+                f" start_asleep out, say true, or say {_KEY}: split, in which every role has devices"
+                " of its own"
+            )
+
+
 def num_replicas(section: GroupSection) -> int:
     """As a group says, else one a url, or as many as its devices or bundles are enough for, else 1.
     Raises `ConfigurationError`.
