@@ -162,10 +162,8 @@ _MIN_KEY_LENGTH = 16
 
 def node_key() -> str | None:
     """`PHALANX_NODE_KEY`: the secret that the machines of one replica share."""
-    key = os.environ.get(PREFIX + _NODE_KEY)
-    if not key:
-        return None
-    if len(key) < _MIN_KEY_LENGTH:
+    key = _read("NODE_KEY", str, "a text")
+    if key is not None and len(key) < _MIN_KEY_LENGTH:
         raise ConfigurationError(
             f"environment variable {PREFIX}{_NODE_KEY} has {len(key)} characters; allowed are"
             f" {_MIN_KEY_LENGTH} or more, as `openssl rand -hex 32` makes them"
