@@ -34,7 +34,7 @@ def run_job(job: JobConfig, config: str, name: str, *, detached: bool) -> int:
     Raises what kept it from starting, after all that was started has been stopped.
     """
     runs = RunDirectory()
-    with runs.claim(name) as file:
+    with runs.claim(name, config) as file:
         given = job.log.directory
         directory = runs.fresh_log_directory(name) if given is None else Path(given)
         _log_to(directory / CONTROL_LOG, job.log.level)

@@ -7,6 +7,7 @@ A process that is killed lets go of its lock, so that a file alone means nothing
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -63,10 +64,12 @@ class RunDirectory:
         return directory
 
     @contextmanager
-    def claim(self, name: str) -> Iterator[RunFile]:
+    def claim(self, name: str, config: str | None = None) -> Iterator[RunFile]:
         """Be the job `name` for as long as this is open. Raises `JobRunsError` where one is.
 
-        Begins when nothing is left of what an earlier one started, whatever has ended that.
+        Begins when nothing is left of what an earlier one started, whatever has ended that. `config`
+        is the path of its file, which tells jobs of the default name apart that run after one
+        another: each has a journal of its own.
         """
         check_job_name(name)
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,7 +81,8 @@ class RunDirectory:
                     raise JobRunsError(self._runs(name))
             # Until then some of its last processes may run, and hold memory.
             fcntl.flock(processes, fcntl.LOCK_EX)
-            file = RunFile(self._file(name), processes.fileno())
+            identity = name if config is None or name != DEFAULT_NAME else _identity(config)
+            file = RunFile(self._file(name), processes.fileno(), self._path / identity)
             file.remove()
             try:
                 yield file
@@ -170,14 +174,15 @@ class RunFile:
     and what outlives the job: the journal of its phases, and the ledger of its simulated devices.
 
     `living` is a file that the job's processes are watched with: whoever ends the last of them keeps
-    it open until then. None without a claim.
+    it open until then. None without a claim. `lasting` begins the name of its journal.
     """
 
-    def __init__(self, path: Path, living: int | None = None) -> None:
+    def __init__(self, path: Path, living: int | None = None, lasting: Path | None = None) -> None:
         self.living = living
         self._file = PrivateFile(path)
         self.keys = PrivateFile(path.with_suffix(".keys"))
-        self.journal = path.with_suffix(".journal")
+        lasting = path.with_suffix("") if lasting is None else lasting
+        self.journal = lasting.with_name(f"{lasting.name}.journal")
         self.devices = path.with_suffix(".devices")
 
     @property
@@ -199,6 +204,12 @@ def check_job_name(name: str) -> None:
             f"job name {name!r} must begin with a letter or digit and hold only letters, digits,"
             " '.', '_' and '-', at most 64"
         )
+
+
+def _identity(config: str) -> str:
+    """What a job of the default name is called that has this file; no name that is given is that."""
+    digest = hashlib.sha256(os.path.abspath(config).encode()).hexdigest()
+    return f"{DEFAULT_NAME}@{digest[:16]}"
 
 
 def _taken(lock: int) -> bool:

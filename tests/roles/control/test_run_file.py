@@ -161,3 +161,20 @@ def _taken_by_me(lock: int) -> bool:
         return False
     fcntl.flock(lock, fcntl.LOCK_UN)
     return True
+
+
+def test_jobs_of_the_default_name_have_a_journal_for_each_file(tmp_path, monkeypatch):
+    jobs = RunDirectory(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+
+    def journal(name: str, config: str) -> Path:
+        with jobs.claim(name, config) as file:
+            return file.journal
+
+    mine = journal("default", f"{tmp_path}/a.yaml")
+    assert journal("default", "a.yaml") == journal("default", "./a.yaml") == mine
+    assert journal("default", "b.yaml") != mine
+    assert mine.parent == tmp_path / "run"
+    assert journal("mine", "a.yaml") == journal("mine", "b.yaml") == mine.parent / "mine.journal"
+    with pytest.raises(ConfigurationError, match="job name"), jobs.claim(mine.stem):
+        pass
