@@ -12,6 +12,7 @@ from phalanx.roles.contracts import ALL_TAGS, Backends, Tag
 from phalanx.roles.events import EventKind, EventLog
 from phalanx.roles.followers import Followers
 from phalanx.roles.operations import Operations
+from phalanx.roles.outlook import Absence, absence
 from phalanx.roles.pool import ModelPool
 from phalanx.roles.publication import role_content
 from phalanx.roles.role_state import RoleState
@@ -196,6 +197,10 @@ class InferenceManager:
             for slot in pool.all_slots
             if not slot.is_free
         }
+
+    def absence(self) -> Absence | None:
+        """Why the role does not serve, and whether it will by itself; None where it serves."""
+        return absence(self._role, self._pools.values())
 
     async def _run(
         self,

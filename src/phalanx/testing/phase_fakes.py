@@ -7,11 +7,13 @@ written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.roles.contracts import EngineCallError
 from phalanx.roles.coordination.record import OperationRecord, PhaseState, Remembered
+from phalanx.roles.outlook import Absence
 from phalanx.testing.role_faults import Faults
 from phalanx.wire.phases import Holding
 
@@ -20,6 +22,7 @@ class FakeTenant:
     """A role that holds memory from its activation to its deactivation. Faults strike at
     `activate NAME`, `deactivate NAME` and `find_out NAME`; an uncertain one leaves what it holds
     unknown, and it refuses everything until `find_out`. `log` is shared by all who are to be seen in one order.
+    `set_absence` says why it does not serve, from then on.
     """
 
     def __init__(self, name: str, faults: Faults, log: list[str]) -> None:
@@ -27,7 +30,9 @@ class FakeTenant:
         self.held = Holding.NOTHING
         self.really_holds = False
         self.phase: str | None = None
-        self.absent = ""
+        self.startup_timeout_s = 60.0
+        self._absence: Absence | None = None
+        self._changed = asyncio.Event()
         self._faults = faults
         self._log = log
 
@@ -47,8 +52,18 @@ class FakeTenant:
         await self._call("find_out", lambda: None)
         self.held = Holding.MEMORY if self.really_holds else Holding.NOTHING
 
-    def missing(self) -> str:
-        return self.absent
+    def absence(self) -> Absence | None:
+        return self._absence
+
+    def set_absence(self, absence: Absence | None) -> None:
+        self._absence = absence
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     def set_phase(self, phase: str | None) -> None:
         if phase != self.phase:

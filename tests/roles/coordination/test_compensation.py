@@ -25,6 +25,7 @@ def test_every_step_says_what_undoes_it():
         "clear",
         "take",
         "activate",
+        "await",
         "publish",
         "end",
     ]

@@ -12,6 +12,7 @@ from phalanx.errors import (
     RoleOperationRefusedError,
 )
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
+from phalanx.roles.outlook import Absence
 from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import Holding
 from tests.roles.coordination.case import PHASES, PID, SPLIT, Phases, run, until
@@ -270,7 +271,7 @@ def test_in_a_job_whose_roles_stay_the_same_calls_move_nothing():
         with pytest.raises(RoleOperationRefusedError):
             await p.enter("genrm", "2")
         await p.enter("rollout", "2")
-        p.tenants["genrm"].absent = "model judge is dead"
+        p.tenants["genrm"].set_absence(Absence("model judge is dead", "recover it"))
         with pytest.raises(RoleOperationFailedError, match="role 'genrm': model judge is dead"):
             await p.enter("genrm", "2")
         assert p.document.phase == "rollout"

@@ -106,7 +106,10 @@ class LifecycleCoordinator:
             self._turns.leases.check(role)
 
     async def enter(self, asked: Enter) -> PhasesDocument:
-        """Go to a phase. Answered when its roles serve, or when the trainer may have its devices."""
+        """Go to a phase. Answered when its roles serve, or when the trainer may have its devices.
+
+        A role that takes no turns is waited for, while it starts or comes back by itself.
+        """
         self._order.index(asked.phase)
         meaning = f"enter {asked.phase!r} of batch {asked.batch!r}"
 
@@ -114,20 +117,24 @@ class LifecycleCoordinator:
             index = self._order.check(self._book.state, asked.phase, asked.batch)
             phase = self._order.phases[index]
             self._turns.check_free(phase)
+            self._turns.check_coming(phase)
             return self._operation(meaning, phase.name, lambda: self._enter(asked, phase, index))
 
         await self._operations.run(asked.operation_id, meaning, begin)
         return self.document
 
     async def leave(self, asked: Leave) -> PhasesDocument:
-        """To no phase: every role that takes turns gives its memory back."""
+        """To no phase: every role that takes turns gives its memory back. Whoever waits for a role
+        to come waits no longer.
+        """
         meaning = "give the batch up and leave its phase" if asked.abandon else "leave the phase"
 
         def begin() -> tuple[RunningOperation, Act]:
             self._turns.check_free(None)
             return self._operation(meaning, None, lambda: self._leave(asked))
 
-        await self._operations.run(asked.operation_id, meaning, begin)
+        give_up = self._turns.give_up_waiting
+        await self._operations.run(asked.operation_id, meaning, begin, give_up)
         return self.document
 
     async def recover(self, asked: Recover) -> PhasesDocument:

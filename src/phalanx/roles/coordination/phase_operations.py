@@ -23,6 +23,8 @@ from phalanx.roles.coordination.record import OperationRecord, Outcome
 
 logger = logging.getLogger(__name__)
 Act = Callable[[], Coroutine[object, object, None]]
+GiveUp = Callable[[str], bool]
+"""Ends what runs for the sake of an operation of this meaning; False where it is not to be ended."""
 MAX_JOINED = 100
 
 
@@ -54,16 +56,21 @@ class PhaseOperations:
         operation_id: str,
         meaning: str,
         begin: Callable[[], tuple[RunningOperation, Act]],
+        give_up: GiveUp = lambda meaning: False,
     ) -> None:
         """Have it done, or wait until it is. `begin` is asked where nothing runs and this is new; it
-        may refuse by raising.
+        may refuse by raising. Another one that runs is asked by `give_up` to end first.
 
         Cancelling a caller leaves it running. Raises what it does, and `RoleOperationRefusedError`.
         """
         check_label("operation_id", operation_id)
-        if self._closed:
-            raise _closed()
-        if self._is_done(operation_id, meaning):
+        while not self._is_known(operation_id, meaning):
+            running = self.running
+            if running is None or running.meaning == meaning or not give_up(meaning):
+                break
+            assert running.task is not None
+            await asyncio.wait([running.task])
+        else:
             return
         running = self.running
         if running is None:
@@ -94,8 +101,12 @@ class PhaseOperations:
             self.running.task.cancel()
             await asyncio.wait([self.running.task])
 
-    def _is_done(self, operation_id: str, meaning: str) -> bool:
-        """Whether it was done before. Raises where it failed, or means something else."""
+    def _is_known(self, operation_id: str, meaning: str) -> bool:
+        """Whether it was done before. Raises where it failed, or means something else, and where no
+        operation begins any more.
+        """
+        if self._closed:
+            raise _closed()
         running = self.running
         record = self._records.get(operation_id)
         known = None if record is None else record.meaning

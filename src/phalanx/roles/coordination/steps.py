@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,10 @@ class Step:
     name: str
     does: str
     compensation: str
+
+    def saying(self, does: str) -> Step:
+        """The same, with what exactly is waited for."""
+        return replace(self, does=does)
 
 
 BEGIN = Step(
@@ -38,6 +42,12 @@ ACTIVATE = Step(
     "every role of the phase is put to sleep again: where that is certain its lease is given up"
     " (503, no phase, may be tried again), else it is kept, and the job is blocked",
 )
+AWAIT = Step(
+    "await",
+    "waits until roles serve that take no turns",
+    "as above. 503 after the `startup_timeout_s` of the role that is waited for, at once where it"
+    " cannot come by itself, and when the job is asked to leave",
+)
 PUBLISH = Step(
     "publish",
     "tells everybody",
@@ -48,4 +58,4 @@ END = Step(
     "writes down that it is done",
     "503, though the phase is entered: asked for again, it is written down",
 )
-ENTERING = (BEGIN, CLEAR, TAKE, ACTIVATE, PUBLISH, END)
+ENTERING = (BEGIN, CLEAR, TAKE, ACTIVATE, AWAIT, PUBLISH, END)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from phalanx.roles.contracts import Tag
 from phalanx.roles.manager import InferenceManager
+from phalanx.roles.outlook import Absence
 from phalanx.roles.together import all_to_their_ends, raise_failures
-from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.wire.phases import Holding
 
 
@@ -35,8 +35,17 @@ class Tenant(Protocol):
         """
         ...
 
-    def missing(self) -> str:
-        """Why it does not serve, empty where it does."""
+    @property
+    def startup_timeout_s(self) -> float:
+        """How long its start may take."""
+        ...
+
+    def absence(self) -> Absence | None:
+        """Why it does not serve; None where it does."""
+        ...
+
+    async def changed(self, timeout_s: float) -> None:
+        """Until what it publishes is something else, or `timeout_s` have passed."""
         ...
 
     def set_phase(self, phase: str | None) -> None:
@@ -80,13 +89,16 @@ class RoleTenant:
             ),
         )
 
-    def missing(self) -> str:
-        content = self._manager.registry.snapshot.content
-        return ", ".join(
-            f"model {model.name!r} is {model.state.value}"
-            for model in content.models
-            if model.state is not ReplicaState.READY
-        )
+    @property
+    def startup_timeout_s(self) -> float:
+        return self._manager.spec.deployment.startup_timeout_s
+
+    def absence(self) -> Absence | None:
+        return self._manager.absence()
+
+    async def changed(self, timeout_s: float) -> None:
+        registry = self._manager.registry
+        await registry.wait(registry.snapshot.revision, timeout_s)
 
     def set_phase(self, phase: str | None) -> None:
         self._manager.set_phase(phase)

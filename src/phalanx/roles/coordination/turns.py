@@ -12,9 +12,10 @@ from phalanx.errors import PhalanxError, RoleOperationFailedError, RoleOperation
 from phalanx.roles.coordination.leases import LeaseTable
 from phalanx.roles.coordination.moves import Moves, Tell, UncertainError
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
+from phalanx.roles.coordination.presence import Presence
 from phalanx.roles.coordination.record import TrainerRecord
 from phalanx.roles.coordination.schedule import Schedule
-from phalanx.roles.coordination.steps import ACTIVATE, CLEAR, TAKE, Step
+from phalanx.roles.coordination.steps import ACTIVATE, AWAIT, CLEAR, TAKE, Step
 from phalanx.roles.coordination.tenants import Tenant
 from phalanx.roles.coordination.trainer import Trainer
 from phalanx.roles.events import EventKind
@@ -29,6 +30,8 @@ class Turns:
         self, schedule: Schedule, tenants: Mapping[str, Tenant], trainer: Trainer, tell: Tell
     ) -> None:
         self._tenants = tenants
+        stays = {name: each for name, each in tenants.items() if name not in schedule.bundles}
+        self._presence = Presence(stays, tell)
         self._shared = schedule.bundles
         self._tell = tell
         self.trainer = trainer
@@ -65,6 +68,16 @@ class Turns:
                 " so: `phalanx phase recover --holds-nothing trainer`"
             )
 
+    def check_coming(self, phase: PhaseSpec) -> None:
+        """Raises `RoleOperationFailedError` where a role that takes no turns does not come by itself."""
+        self._presence.check(phase)
+
+    def give_up_waiting(self, meaning: str) -> bool:
+        """Have a change that waits for roles fail, as the job is asked for something else. False
+        where none waits.
+        """
+        return self._presence.give_up(meaning)
+
     async def change(
         self, phase: PhaseSpec, step: Callable[[Step], None], save: Callable[[], None]
     ) -> None:
@@ -85,7 +98,7 @@ class Turns:
         try:
             save()
             await self._moves.fill(roles)
-            self._check_ready(phase)
+            await self._presence.wait(phase, lambda words: step(AWAIT.saying(words)))
             self._hand_over(coming, trainer)
         except PhalanxError:
             self.settle()
@@ -186,20 +199,6 @@ class Turns:
                     " enters it again"
                 )
             self.trainer.now_holds(Holding.MEMORY)
-
-    def _check_ready(self, phase: PhaseSpec) -> None:
-        """Those that take no turns serve already."""
-        missing = [
-            f"role {name!r}: {words}"
-            for name in phase.roles
-            if name in self._tenants
-            and name not in self._shared
-            and (words := self._tenants[name].missing())
-        ]
-        if missing:
-            raise RoleOperationFailedError(
-                f"phase {phase.name!r} has not begun: {'; '.join(missing)}"
-            )
 
     def _blocking(self) -> _Blocking:
         return _Blocking(self)
