@@ -6,7 +6,6 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -135,12 +134,7 @@ class AsyncPolicyClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _called(self, method: Method, payload: bytes, timeout_s: float | None) -> bytes:

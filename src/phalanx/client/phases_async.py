@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -156,12 +155,7 @@ class AsyncPhaseClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     @asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import closing
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -88,12 +87,7 @@ class PolicyClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _wait(self, work: Coroutine[None, None, T]) -> T:

@@ -12,7 +12,6 @@ import sys
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from phalanx import settings
@@ -226,12 +225,7 @@ class Engine(Training):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _admission(self, world: int) -> RuntimeConfig:

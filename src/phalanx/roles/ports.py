@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from types import TracebackType
 from typing import Self
 
 from phalanx.errors import ConfigurationError
@@ -87,10 +86,5 @@ class ReservedPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

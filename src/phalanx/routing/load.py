@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Generic, Protocol
 
 from typing_extensions import TypeVar
@@ -81,12 +80,7 @@ class Ticket(Generic[ServerT_co]):
     def __enter__(self) -> Ticket[ServerT_co]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 

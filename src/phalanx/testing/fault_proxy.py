@@ -7,7 +7,6 @@ import collections
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -137,12 +136,7 @@ class FaultServer:
         await self.revive()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

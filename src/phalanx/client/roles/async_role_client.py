@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from phalanx.client.roles.answers import JsonObject, json_object, json_value
@@ -193,12 +192,7 @@ class AsyncRoleClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _whole(self, request: RoleRequest, timeout_s: float | None) -> bytes:
