@@ -222,6 +222,7 @@ def test_by_the_gateway_a_model_is_ready_though_its_engines_are_not_shown():
             async with client_of(gateway.role_url, "gateway") as client:
                 await client.wait_ready("math")
             async with client_of(gateway.role_url) as client:
+                await client.engines()
                 with pytest.raises(DeadlineExceededError, match="'math'.*expose_engine_urls|shown"):
                     await client.wait_ready("math", timeout_s=0.02)
 
