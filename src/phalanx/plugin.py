@@ -20,6 +20,7 @@ from phalanx.schema.limits import Limits
 from phalanx.schema.observation import Actions, Observation, PolicyInfo
 from phalanx.schema.parallel import MODEL_DOMAINS, ParallelConfig, ResolvedParallelConfig
 from phalanx.schema.statistics import LoopStatistics
+from phalanx.schema.videos import VideoFile, VideoFormat, VideoPrompt
 
 __all__ = [
     "PARALLEL_DOMAINS",
@@ -37,6 +38,7 @@ __all__ = [
     "PolicyAdapter",
     "Scheduled",
     "ServingAdapter",
+    "VideoAdapter",
     "WeightStore",
 ]
 
@@ -87,6 +89,36 @@ class PolicyAdapter(Protocol):
 
     def actions(self, output: Any, observation: Observation) -> Actions:
         """The robot's own actions of the plugin's output: unnormalized, cut to what was wanted."""
+        ...
+
+
+class VideoAdapter(Protocol):
+    """What the video route of a model server and `phalanx generate` need from a plugin that makes
+    videos, in the caller's process.
+
+    Loaded without the model. It keeps nothing of a request: its methods may run for many requests
+    at once, on any thread. The plugin's deltas are `DenoiseProgress`.
+    """
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """Facts for `/model_info`: model_path, model_type, ..."""
+        ...
+
+    @property
+    def num_clip_frames(self) -> int:
+        """How many frames of a clip are read, from its beginning."""
+        ...
+
+    def request(self, prompt: VideoPrompt) -> Any:
+        """The plugin's own request: tokenized, resized.
+
+        Raises `InvalidRequestError` naming the field of `prompt` that it cannot use.
+        """
+        ...
+
+    def file(self, output: Any, prompt: VideoPrompt, format: VideoFormat | None) -> VideoFile:
+        """The plugin's output as a file; `format` None: a picture of one frame, else a clip."""
         ...
 
 
@@ -153,6 +185,11 @@ class _Plugin(ABC):
         `settings` are `adapter.args` of a server's file; a key that is unknown is refused by
         `ConfigurationError`. The checkpoint is on disk.
         """
+        return None
+
+    @classmethod
+    def videos(cls, args: Any, settings: Mapping[str, Any]) -> VideoAdapter | None:
+        """The adapter for videos, or None for a plugin that makes none; `settings` as of `policy`."""
         return None
 
     @abstractmethod

@@ -11,7 +11,7 @@ import httpx
 import uvloop
 
 from phalanx.engine.engine import Engine
-from phalanx.plugin import ServingAdapter
+from phalanx.plugin import ServingAdapter, VideoAdapter
 from phalanx.schema.server_config import ServerConfig
 from phalanx.server.model_server import ModelServer
 
@@ -24,7 +24,9 @@ class RunningServer:
         factory: Callable[[], Engine],
         serving: ServingAdapter | None,
         config: ServerConfig,
+        videos: VideoAdapter | None = None,
     ) -> None:
+        self._videos = videos
         self.bound: Future[str] = Future()
         self.ready: Future[str] = Future()
         self.ended: Future[None] = Future()
@@ -57,7 +59,7 @@ class RunningServer:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        server = ModelServer(load, serving, config)
+        server = ModelServer(load, serving, config, videos=self._videos)
         self._stop = lambda: loop.call_soon_threadsafe(server.stop)  # type: ignore[func-returns-value]
         await server.run(on_bound=self.bound.set_result, on_ready=self.ready.set_result)
 
@@ -86,10 +88,13 @@ class RunningServer:
 
 @contextmanager
 def running(
-    factory: Callable[[], Engine], serving: ServingAdapter | None, config: ServerConfig
+    factory: Callable[[], Engine],
+    serving: ServingAdapter | None,
+    config: ServerConfig,
+    videos: VideoAdapter | None = None,
 ) -> Iterator[RunningServer]:
     """Ready on entry, ended on exit."""
-    server = RunningServer(factory, serving, config)
+    server = RunningServer(factory, serving, config, videos)
     try:
         server.ready.result()
         yield server

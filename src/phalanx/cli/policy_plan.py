@@ -1,11 +1,12 @@
-"""What `phalanx serve` needs for a robot policy beside the engine: its adapter, checked settings."""
+"""What `phalanx serve` needs for a robot policy, or for videos, beside the engine: the adapter, and
+checked settings."""
 
 from __future__ import annotations
 
 from phalanx.engine.registry import PluginClass
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.plugin import PolicyAdapter
+from phalanx.plugin import PolicyAdapter, VideoAdapter
 from phalanx.routing.endpoint import Endpoint, Scheme
 from phalanx.schema.serve_config import AdapterSection
 from phalanx.schema.server_config import ServerConfig
@@ -22,6 +23,18 @@ def create_policy(
         if section.factory is None:
             return plugin.policy(args, section.args)
         return _made(section, args)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: adapter: {error}") from error
+
+
+def create_videos(
+    plugin: PluginClass, args: EntryArgs, section: AdapterSection, source: str
+) -> VideoAdapter | None:
+    """The adapter of a plugin that makes videos, None for one that makes none."""
+    if section.factory is not None:
+        return None
+    try:
+        return plugin.videos(args, section.args)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: adapter: {error}") from error
 

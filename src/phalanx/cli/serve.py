@@ -182,8 +182,8 @@ def serve(
         bool, typer.Option("--check", help="Validate, print what would run, load nothing.")
     ] = False,
 ) -> None:
-    """Serve a model: text over HTTP (SGLang's /generate and the OpenAI routes), a robot policy over
-    gRPC and, with --http-port, over HTTP and openpi's WebSocket protocol.
+    """Serve a model: text over HTTP (SGLang's /generate and the OpenAI routes), videos over HTTP, a
+    robot policy over gRPC and, with --http-port, over HTTP and openpi's WebSocket protocol.
 
     Flags win over the file, the file over PHALANX_* variables, those over the defaults. Ctrl-C
     stops taking requests, lets the running ones end, and closes.
@@ -296,5 +296,6 @@ def _run(plan: ServePlan) -> int:
         load,
         plan.serving,
         plan.server,
+        videos=plan.videos,
         on_ready=lambda url: print(f"phalanx: serving {name} at {url}", flush=True),
     )

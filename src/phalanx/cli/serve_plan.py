@@ -14,10 +14,15 @@ from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.checkpoint_progress import prepared_checkpoint
 from phalanx.cli.listening import check_host
 from phalanx.cli.placement import Placement, place
-from phalanx.cli.policy_plan import check_policy_server, create_policy, refuse_policy_keys
+from phalanx.cli.policy_plan import (
+    check_policy_server,
+    create_policy,
+    create_videos,
+    refuse_policy_keys,
+)
 from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.plugin import PolicyAdapter, ServingAdapter
+from phalanx.plugin import PolicyAdapter, ServingAdapter, VideoAdapter
 from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.serve_config import AdapterSection, LogSection, ServeConfig
@@ -31,7 +36,8 @@ CHECKPOINT_KEY = "checkpoint_dir"
 class ServePlan:
     """What a configuration comes to.
 
-    `serving` is for text and `policy` for robots; both are None until the checkpoint is on disk.
+    `serving` is for text, `policy` for robots, `videos` for videos; all are None until the
+    checkpoint is on disk.
     """
 
     engine: EngineArgs
@@ -39,6 +45,7 @@ class ServePlan:
     placement: Placement
     serving: ServingAdapter | None
     policy: PolicyAdapter | None
+    videos: VideoAdapter | None
     server: ServerConfig
     adapter: AdapterSection
     log: LogSection
@@ -63,11 +70,13 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
     on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
     serving = plugin.serving(args) if on_disk else None
     policy = create_policy(plugin, args, config.adapter, source) if on_disk else None
+    videos = create_videos(plugin, args, config.adapter, source) if on_disk else None
     _check_role(config, engine_config, source, has_text=serving is not None or not on_disk)
     if policy is not None:
         check_policy_server(config.server, source)
     elif on_disk:
-        refuse_policy_keys(config.server, config.adapter, plugin.name, source)
+        own = AdapterSection() if videos is not None else config.adapter
+        refuse_policy_keys(config.server, own, plugin.name, source)
     load_tls(config.server)
     check_host("server.host", config.server.host)
     port = HTTP_PORT if policy is None else POLICY_PORT
@@ -78,6 +87,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
         placement,
         serving,
         policy,
+        videos,
         server,
         config.adapter,
         config.log,
@@ -111,6 +121,7 @@ def describe(plan: ServePlan) -> str:
     """
     config = plan.engine.config
     assert config is not None and dataclasses.is_dataclass(plan.engine.plugin_args)
+    has_adapter = plan.policy is not None or plan.videos is not None
     document: dict[str, Any] = {
         "plugin": plan.engine.plugin,
         "plugin_args": {
@@ -125,7 +136,7 @@ def describe(plan: ServePlan) -> str:
         "deployment": msgspec.to_builtins(plan.deployment),
         "parallel": dataclasses.asdict(config.parallel),
         "server": plan.server.shown(),
-        **({} if plan.policy is None else {"adapter": msgspec.to_builtins(plan.adapter)}),
+        **({"adapter": msgspec.to_builtins(plan.adapter)} if has_adapter else {}),
         "log": {"level": plan.log.effective_level, "file": plan.log.file},
     }
     comments = "".join(f"# {line}\n" for line in plan.placement.lines())

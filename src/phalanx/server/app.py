@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine.engine import Engine
-from phalanx.plugin import ServingAdapter
+from phalanx.plugin import ServingAdapter, VideoAdapter
 from phalanx.schema.server_config import ServerConfig
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import Refusals
@@ -35,8 +35,10 @@ from phalanx.server.routes.info import HealthRoutes, InfoRoutes
 from phalanx.server.routes.models import ModelRoutes
 from phalanx.server.routes.operating import operating_routes
 from phalanx.server.routes.trainer_text import trainer_text_routes
+from phalanx.server.routes.videos import video_routes
 from phalanx.server.served_models import ServedModels
 from phalanx.server.text_service import TextService
+from phalanx.server.video_service import VideoService
 
 logger = logging.getLogger(__name__)
 GET_POST = ["GET", "POST"]
@@ -60,10 +62,12 @@ def create_app(
     config: ServerConfig,
     parts: ServerParts | None = None,
     more_routes: Sequence[BaseRoute] = (),
+    videos: VideoAdapter | None = None,
 ) -> Starlette:
     """The application that serves `engine`; call it in the event loop that will run it.
 
-    The text protocols exist where `serving` is given; `more_routes` go before all others.
+    The text protocols exist where `serving` is given, those of videos where `videos` is;
+    `more_routes` go before all others.
     """
     if parts is None:
         clock = SystemClock()
@@ -71,7 +75,8 @@ def create_app(
     refusals = Refusals(config.retry_after_s)
     metrics = ServerMetrics(engine.statistics) if parts.metrics is None else parts.metrics
     answering = Answering(config.max_request_bytes, refusals, metrics)
-    model_info = {} if serving is None else serving.model_info
+    adapter = serving if serving is not None else videos
+    model_info = {} if adapter is None else adapter.model_info
     checkpoint = str(model_info.get("model_path", engine.plugin.name))
     models = ServedModels(config.public_name, checkpoint)
     operations = create_operations(engine, parts.live, parts.lifecycle, config)
@@ -92,6 +97,9 @@ def create_app(
         Route("/get_load", info.load),
         Route("/metrics", info.metrics),
     ]
+    if videos is not None:
+        video = VideoService(engine, videos, parts.live, metrics, parts.clock)
+        routes += video_routes(video, models, answering, refusals)
     if serving is None:
         routes += _without_text(engine, refusals)
     else:

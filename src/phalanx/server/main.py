@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from phalanx.engine.engine import Engine
 from phalanx.errors import MissingDependencyError
-from phalanx.plugin import ServingAdapter
+from phalanx.plugin import ServingAdapter, VideoAdapter
 from phalanx.schema.server_config import ServerConfig
 
 try:
@@ -26,6 +27,7 @@ def run_server(
     serving: ServingAdapter | None,
     config: ServerConfig,
     *,
+    videos: VideoAdapter | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, then drain, close the engine and return the exit status.
@@ -34,16 +36,12 @@ def run_server(
     base URL when requests are served (default: one line on stdout). A second signal does not wait
     for running requests. What `engine_factory` raises is raised here, after the port is closed.
     """
-    return uvloop.run(_serve(engine_factory, serving, config, on_ready or _announce))
+    server = partial(ModelServer, engine_factory, serving, config, videos=videos)
+    return uvloop.run(_serve(server, on_ready or _announce))
 
 
-async def _serve(
-    engine_factory: Callable[[], Engine],
-    serving: ServingAdapter | None,
-    config: ServerConfig,
-    on_ready: Callable[[str], None],
-) -> int:
-    server = ModelServer(engine_factory, serving, config)
+async def _serve(make_server: Callable[[], ModelServer], on_ready: Callable[[str], None]) -> int:
+    server = make_server()
     with stopped_by_signals(server.stop):
         await server.run(on_ready=on_ready)
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from phalanx.clock import Clock, SystemClock
 from phalanx.engine.engine import Engine
-from phalanx.plugin import ServingAdapter
+from phalanx.plugin import ServingAdapter, VideoAdapter
 from phalanx.schema.server_config import HTTP_PORT, ServerConfig
 from phalanx.server.app import ServerParts, create_app, create_starting_app
 from phalanx.server.draining import drain
@@ -35,10 +35,12 @@ class ModelServer:
         serving: ServingAdapter | None,
         config: ServerConfig,
         *,
+        videos: VideoAdapter | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._engine_factory = engine_factory
         self._serving = serving
+        self._videos = videos
         self._config = config
         self._clock = clock if clock is not None else SystemClock()
         self._lifecycle = Lifecycle()
@@ -86,7 +88,8 @@ class ModelServer:
     ) -> None:
         live = LiveRequests(engine.cancel)
         parts = ServerParts(self._lifecycle, live, self._clock, role)
-        door.lead_to(create_app(engine, self._serving, self._config, parts))
+        app = create_app(engine, self._serving, self._config, parts, videos=self._videos)
+        door.lead_to(app)
         self._lifecycle.move(Phase.READY)
         logger.info("serving on %s", door.url)
         if on_ready is not None:
