@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from phalanx.device.operators import create_operators
 from phalanx.device.operators.base import HeadLayout, Operators
-from phalanx.models.cosmos3.config import Cosmos3Config
+from phalanx.models.cosmos3.checkpoint import load_weights, read_config
 from phalanx.models.cosmos3.geometry import MediaShape, media_positions
-from phalanx.models.cosmos3.loading import load_transformer
 from phalanx.models.cosmos3.media import MediaRow, Velocity
 from phalanx.models.cosmos3.transformer import Cosmos3Transformer
 from phalanx.parallel.ranks import Ranks
-from tests.models.cosmos3.stored import tensors
+from tests.models.cosmos3.stored import checkpoint, tensors
 
+TOLERANCE = 2e-5
 CPU = torch.device("cpu")
+Rotary = tuple[Tensor, Tensor]
 
 
-def soft_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def repeated(x: Tensor, times: int) -> Tensor:
+    """Key-value heads [T, KV, D] as often as queries share them."""
+    return x.repeat_interleave(times, dim=1)
+
+
+def soft_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, widen=repeated) -> Tensor:
     """Attention written out: [T, H D] of `q` [T, H, D] to the keys of one sequence."""
-    share = q.shape[1] // k.shape[1]
-    keys, values = (one.repeat_interleave(share, dim=1) for one in (k, v))
+    keys, values = (widen(one, q.shape[1] // k.shape[1]) for one in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, keys) / math.sqrt(q.shape[2])
     if causal:
         later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
@@ -40,16 +48,18 @@ class TextMemory:
     causal: bool = True
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def write(self, qkv: Tensor, heads: HeadLayout, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    widen = staticmethod(repeated)
+
+    def write(self, qkv: Tensor, heads: HeadLayout, rotary: Rotary) -> Tensor:
         k, v = qkv.new_zeros(2, 1, len(qkv), heads.num_kv_heads, heads.head_dim)
         slots = torch.arange(len(qkv))
         q = self.operators.rope_and_write(qkv, heads, rotary, (k, v), slots)
         self.layers.append((k[0], v[0]))
         return q
 
-    def attend(self, qkv: Tensor, heads: HeadLayout, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(self, qkv: Tensor, heads: HeadLayout, rotary: Rotary) -> Tensor:
         q = self.write(qkv, heads, rotary)
-        return soft_attention(q, *self.layers[-1], causal=self.causal)
+        return soft_attention(q, *self.layers[-1], causal=self.causal, widen=self.widen)
 
 
 class CausalText:
@@ -59,30 +69,89 @@ class CausalText:
         return soft_attention(q, k, v, causal=True)
 
 
-@dataclass
 class JoinedText:
     """What `JointAttention` does for one segment: its own tokens and all of a text, no mask."""
 
-    text: TextMemory
-    causal: bool = False
-    layer: int = 0
+    causal = False
+    widen = staticmethod(repeated)
+
+    def __init__(self, text: TextMemory) -> None:
+        self._layers: Iterator[tuple[Tensor, Tensor]] = iter(text.layers)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.text.layers[self.layer]
-        self.layer += 1
-        joined = torch.cat((keys, k)), torch.cat((values, v))
-        return soft_attention(q, *joined, causal=self.causal)
+        keys, values = self.joined(next(self._layers), (k, v))
+        return soft_attention(q, keys, values, causal=self.causal, widen=self.widen)
+
+    def joined(self, text: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
+        return (torch.cat(pair) for pair in zip(text, own, strict=True))
+
+
+@dataclass
+class Forward:
+    """One pass of text and media with the weights in `directory`; a mistake changes a part of it."""
+
+    transformer: Cosmos3Transformer
+    ids: Tensor
+    row: MediaRow
+    positions: Tensor
+    memory: TextMemory
+    attention: type[JoinedText] = JoinedText
+    embedded: MediaRow | None = None
+    """What is embedded, where that is not the row."""
+
+    @classmethod
+    def of(
+        cls,
+        transformer: Cosmos3Transformer,
+        ids: Tensor,
+        row: MediaRow,
+        operators: Operators | None = None,
+    ) -> Forward:
+        positions = media_positions(transformer.config, row.shape, len(ids))
+        operators = operators or create_operators("off", "cpu", transformer.dtype)
+        return cls(transformer, ids, row, positions, TextMemory(operators))
+
+    def read(self) -> None:
+        within = CausalText() if self.transformer.config.separate_text_keys else None
+        self.transformer.read(self.ids, torch.arange(len(self.ids)), self.memory, within)
+
+    def run(self) -> Velocity:
+        transformer = self.transformer
+        self.read()
+        tokens = transformer.embed_media([self.embedded or self.row])
+        hidden = transformer.velocity_hidden(
+            tokens, transformer.rotary(self.positions), self.attention(self.memory)
+        )
+        return transformer.velocities(hidden, [self.row])[0]
 
 
 def loaded(
-    directory, dtype: torch.dtype = torch.float32, ranks: Ranks | None = None, native: str = "auto"
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    ranks: Ranks | None = None,
+    operators: Operators | None = None,
 ) -> Cosmos3Transformer:
     """The transformer of a checkpoint's directory, alone unless `ranks` are given."""
-    operators = create_operators(native, "cpu", dtype)
-    return load_transformer(directory, operators, CPU, dtype, ranks or Ranks.alone(CPU))
+    operators = operators or create_operators("off", "cpu", dtype)
+    ranks = ranks or Ranks.alone(CPU)
+    transformer = Cosmos3Transformer(read_config(directory), operators, dtype, ranks)
+    load_weights(transformer, directory, CPU)
+    transformer.pack()
+    return transformer
 
 
-def known_row(family: str) -> MediaRow:
+def with_config(directory: Path, family: str = "silu", **changes: object) -> Path:
+    """A checkpoint of the family whose configuration says something else."""
+    path = checkpoint(directory, family) / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return directory
+
+
+def known_ids(family: str = "silu") -> Tensor:
+    return tensors(f"{family}/io")["in.input_ids"]
+
+
+def known_row(family: str = "silu") -> MediaRow:
     """What the stored forward of a family was fed, besides its text."""
     given = tensors(f"{family}/io")
     shape = MediaShape(
@@ -93,36 +162,18 @@ def known_row(family: str) -> MediaRow:
         clean_frames=frozenset({0}),
         clean_rows=frozenset({2}),
     )
-    return MediaRow(
-        shape,
-        637,
-        given["in.vision_tokens.0"][0],
-        given["in.sound_tokens.0"],
-        given["in.action_tokens.0"],
-        domain=8,
+    vision, sound, actions = (
+        given[f"in.{kind}_tokens.0"] for kind in ("vision", "sound", "action")
     )
+    return MediaRow(shape, 637, vision[0], sound, actions, domain=8)
 
 
-def remembered(transformer: Cosmos3Transformer, ids: Tensor) -> TextMemory:
-    """A text, read."""
-    memory = TextMemory(transformer._operators)
-    within = CausalText() if transformer.config.separate_text_keys else None
-    transformer.read(ids, torch.arange(len(ids)), memory, within)
-    return memory
-
-
-def velocity_of(
-    transformer: Cosmos3Transformer,
-    ids: Tensor,
-    row: MediaRow,
-    positions: Tensor | None = None,
-) -> Velocity:
-    """One forward of text and media."""
-    memory = remembered(transformer, ids)
-    if positions is None:
-        positions = media_positions(transformer.config, row.shape, len(ids))
-    rotary = transformer.rotary(positions)
-    hidden = transformer.velocity_hidden(
-        transformer.embed_media([row]), rotary, JoinedText(memory)
-    )
-    return transformer.velocities(hidden, [row])[0]
+def errors(velocity: Velocity, family: str = "silu") -> dict[str, float]:
+    """The largest error of each modality of the stored forward."""
+    known = tensors(f"{family}/io")
+    got = {"vision": velocity.vision[None], "sound": velocity.sound, "action": velocity.actions}
+    return {
+        name: (x.float() - known[f"out.{name}"]).abs().max().item()
+        for name, x in got.items()
+        if x is not None
+    }
