@@ -34,11 +34,15 @@ def print_job(job: Job, *, as_json: bool) -> None:
 
 def watch_job(client: ControlClient) -> None:
     """Show the job anew with each change, until Ctrl-C or its end."""
-    clock, job = SystemClock(), client.job()
+    clock, console, job = SystemClock(), _console(), client.job()
+    shown: Job | None = None
     try:
-        with frames(_console()) as show:
+        with frames(console) as show:
             while True:
-                show(job_table(job, clock.wall_s()))
+                # A picture is kept up to date; of lines, the same ones again say nothing.
+                if console.is_terminal or job != shown:
+                    show(job_table(job, clock.wall_s()))
+                shown = job
                 client.events(job.last_event, _WAIT_S)
                 job = client.job()
     except KeyboardInterrupt:
@@ -58,11 +62,14 @@ def print_phases(document: PhasesDocument, *, as_json: bool) -> None:
 
 def watch_phases(client: ControlClient) -> None:
     """Show anew where the job is with each change, until Ctrl-C or its end."""
-    clock, document = SystemClock(), client.phases()
+    clock, console, document = SystemClock(), _console(), client.phases()
+    shown: PhasesDocument | None = None
     try:
-        with frames(_console()) as show:
+        with frames(console) as show:
             while True:
-                show(Text("\n".join(phase_lines(document, clock.wall_s()))))
+                if console.is_terminal or document != shown:
+                    show(Text("\n".join(phase_lines(document, clock.wall_s()))))
+                shown = document
                 document = client.phases(document.number, _WAIT_S)
     except KeyboardInterrupt:
         return
