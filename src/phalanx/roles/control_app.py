@@ -188,6 +188,7 @@ class ControlApi:
     async def scale(self, request: Request) -> Response:
         manager, model = self._model(request)
         asked = await json_body(request, Scale)
+        self._coordinator.check_scale(manager.spec.role, asked.replicas)
         return await self._done(manager, manager.scale(model, asked.replicas))
 
     async def weights(self, request: Request) -> Response:

@@ -103,6 +103,32 @@ def test_i94_operators_are_refused_what_the_phases_do(tmp_path):
     asyncio.run(scenario())
 
 
+def test_i92_who_is_in_a_phase_keeps_a_replica_to_serve_with(tmp_path):
+    """A phase is held by roles that serve: of none the devices would be kept for nothing."""
+
+    async def scenario():
+        async with fake_job(tmp_path, FILE) as job:
+            await job.process.start()
+            control = httpx.AsyncClient(base_url=job.process.control_url, timeout=60.0)
+            async with control, AsyncPhaseClient(job.process.control_url) as client:
+                await client.enter("rollout", "1")
+                scale = "/v1/roles/rollout/models/student/scale"
+                refused = await control.post(scale, json={"replicas": 0})
+                assert refused.status_code == 409
+                message = refused.json()["error"]["message"]
+                assert "takes turns on its devices" in message
+                assert "`phalanx phase leave`" in message
+                document = await client.phases()
+                assert document.phase == "rollout"
+                assert {lease.holding for lease in document.leases} == {Holding.MEMORY}
+                for count in (1, 2):
+                    answer = await control.post(scale, json={"replicas": count})
+                    assert answer.status_code == 200
+                    assert len([one for one in job.world.running if one.held]) == count
+
+    asyncio.run(scenario())
+
+
 def test_i92_a_replica_that_is_recovered_between_phases_loads_nothing(tmp_path):
     async def scenario():
         async with fake_job(tmp_path, FILE) as job:
