@@ -58,6 +58,10 @@ class ClusterSpec:
     def num_devices(self) -> int:
         return sum(node.num_devices for node in self.nodes)
 
+    def bundles(self) -> list[Bundle]:
+        """All devices, in the order of nodes and devices."""
+        return [Bundle(node.name, at) for node in self.nodes for at in range(node.num_devices)]
+
 
 @dataclass(frozen=True)
 class PhaseSpec:
@@ -149,12 +153,16 @@ class PlacementPlan:
         """The placement group of that name; it has to exist."""
         return next(group for group in self.groups if group.name == name)
 
+    def group_name(self, user: str) -> str:
+        """As `group_name` in this plan's mode."""
+        return group_name(self.mode, user)
+
     def to_scale_into(self) -> Iterator[ReplicaPlacement]:
         """Replicas that are none yet, on the bundles that their models keep for them. Only a model of
         one group of replicas is scaled.
         """
         for role in self.roles:
-            name = role.role if self.mode is PlacementMode.DECOUPLED else ACTOR_GROUP
+            name = self.group_name(role.role)
             for model in (each for each in role.models if len(each.engine_groups) == 1):
                 (group,) = model.engine_groups
                 size = group.ranks_per_replica
@@ -170,24 +178,26 @@ class PlacementPlan:
 
     def bundles_of(self, user: str) -> frozenset[Bundle]:
         """All devices of a role, or of the trainer; also those that its replicas may be scaled into."""
-        if user == TRAINER:
-            return frozenset(
-                self.group(ACTOR_GROUP).bundles[index] for index in self.trainer_bundles
-            )
-        name = user if self.mode is PlacementMode.DECOUPLED else ACTOR_GROUP
-        return frozenset(
-            bundles[index]
+        indices = [
+            index
             for role in self.roles
             if role.role == user
-            for bundles in (each.bundles for each in self.groups if each.name == name)
-            for model in role.models
-            for group in model.engine_groups
+            for group in role.engine_groups
             if group.placement is not None
             for index in group.placement.bundle_indices
-        )
+        ]
+        if user == TRAINER:
+            indices = [*self.trainer_bundles]
+        bundles = self.group(self.group_name(user)).bundles if indices else ()
+        return frozenset(bundles[index] for index in indices)
 
     def users(self) -> Iterator[str]:
         """The roles, and the trainer if it has devices."""
         yield from (role.role for role in self.roles)
         if self.trainer_bundles:
             yield TRAINER
+
+
+def group_name(mode: PlacementMode, user: str) -> str:
+    """That of the placement group in which a role, or the trainer, has its devices."""
+    return user if mode is PlacementMode.DECOUPLED and user != TRAINER else ACTOR_GROUP

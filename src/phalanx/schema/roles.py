@@ -316,6 +316,11 @@ class InferenceRoleSpec:
         """The model of that name; it has to exist."""
         return next(model for model in self.models if model.name == name)
 
+    @property
+    def engine_groups(self) -> tuple[EngineGroupSpec, ...]:
+        """Those of all models, in their order."""
+        return tuple(group for model in self.models for group in model.engine_groups)
+
 
 def check_name(what: str, name: str) -> None:
     """A name that can stand in a path: raises `ConfigurationError`."""

@@ -18,6 +18,7 @@ from phalanx.schema.job_placement import (
     PlacementPlan,
     PlacementRequest,
     ReplicaPlacement,
+    group_name,
 )
 from phalanx.schema.roles import InferenceRoleSpec, ModelPlacement, Ownership, PlacementMode
 
@@ -31,11 +32,7 @@ def assembled(
     devices: Devices,
 ) -> PlacementPlan:
     """The plan; of roles without claims only the phases say something."""
-    bundles = [
-        Bundle(node.name, device)
-        for node in request.cluster.nodes
-        for device in range(node.num_devices)
-    ]
+    bundles = request.cluster.bundles()
     if request.mode is PlacementMode.DECOUPLED:
         numbers, groups = _own_groups(request, claims, devices, bundles)
     else:
@@ -100,7 +97,7 @@ def _own_groups(
             numbers[claim.key] = [position[device] for device in devices[claim.key]]
         groups.append(
             PlacementGroupPlan(
-                ACTOR_GROUP if user == TRAINER else user,
+                group_name(request.mode, user),
                 _owner(request, user),
                 tuple(bundles[device] for device in used),
                 (user,),
@@ -160,7 +157,7 @@ def _as_said(
 
 def _replicas(request: PlacementRequest, placements: Placements) -> Iterator[ReplicaPlacement]:
     for role in request.roles:
-        name = role.role if request.mode is PlacementMode.DECOUPLED else ACTOR_GROUP
+        name = group_name(request.mode, role.role)
         for model in role.models:
             ordinal = 0
             for index, group in enumerate(model.engine_groups):

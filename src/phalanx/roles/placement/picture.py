@@ -88,11 +88,7 @@ _Line = tuple[_Column, ...]
 
 def picture(plan: PlacementPlan, max_rows: int) -> Picture:
     """All devices of the cluster in at most so many rows."""
-    bundles = [
-        Bundle(node.name, device)
-        for node in plan.cluster.nodes
-        for device in range(node.num_devices)
-    ]
+    bundles = plan.cluster.bundles()
     phases = {
         user: [at for at, phase in enumerate(plan.phases) if user in phase.roles]
         for user in plan.users()
@@ -136,7 +132,7 @@ def _holders(plan: PlacementPlan) -> list[list[_Holder]]:
             holders[places[replica.placement_group][index]].append(holder)
     for role in plan.roles:
         spare = _Holder(role.role, "", None)
-        for group in (group for model in role.models for group in model.engine_groups):
+        for group in role.engine_groups:
             if group.placement is not None:
                 used = group.num_replicas * group.ranks_per_replica
                 for index in group.placement.bundle_indices[used:]:

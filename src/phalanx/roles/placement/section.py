@@ -82,9 +82,7 @@ def check_role_mode(
                 f" placement is {mode.value}; leave it out, or say {_KEY}: {said.value} for the whole"
                 " job"
             )
-        if section is None and any(
-            group.placement for model in role.models for group in model.engine_groups
-        ):
+        if section is None and any(group.placement for group in role.engine_groups):
             raise ConfigurationError(
                 f"{source}: roles.{role.role} has bundles, and the job no placement; leave bundles"
                 f" out, or say {_KEY}: split or {_KEY}: defer"

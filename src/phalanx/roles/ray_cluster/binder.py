@@ -14,8 +14,8 @@ from phalanx.roles.ray_cluster.cluster import ACTOR_CPUS, RawGroup, RayCluster, 
 from phalanx.roles.ray_cluster.groups import RayPlacementGroup
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError, assign, wanted_devices
 from phalanx.roles.ray_cluster.observed import Place, check_layout, matched
-from phalanx.schema.job_placement import ACTOR_GROUP, PlacementGroupPlan, PlacementPlan
-from phalanx.schema.roles import Ownership, PlacementMode
+from phalanx.schema.job_placement import PlacementGroupPlan, PlacementPlan
+from phalanx.schema.roles import Ownership
 
 DEADLINE_S = 60.0
 _PAUSE_S = 0.5
@@ -35,8 +35,7 @@ class BoundPlacement:
 
     def group_of(self, role: str) -> RayPlacementGroup:
         """That in which a role runs; it has to exist."""
-        decoupled = self.plan.mode is PlacementMode.DECOUPLED
-        return self.groups[role if decoupled else ACTOR_GROUP]
+        return self.groups[self.plan.group_name(role)]
 
     def owned_by(self, owner: Ownership, role: str | None = None) -> tuple[RayPlacementGroup, ...]:
         """Those that `owner` has to delete: all, or the one of a role."""

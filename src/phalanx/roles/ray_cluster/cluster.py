@@ -15,7 +15,7 @@ from phalanx import __version__
 from phalanx.errors import ConfigurationError, RoleOperationFailedError
 from phalanx.roles.ray_cluster import missing
 from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer
-from phalanx.roles.ray_cluster.machines import Machine, NoRoomError
+from phalanx.roles.ray_cluster.machines import Machine, NoRoomError, free_devices
 from phalanx.roles.ray_cluster.observed import Place
 
 try:
@@ -212,16 +212,9 @@ class RayCluster:
 
     def _no_room(self, name: str, bundles: Bundles, timeout_s: float) -> str:
         wanted = sum(bundle.get(GPU, 0) for bundle in bundles)
-        machines = self.machines()
-        free = ", ".join(
-            f"{machine.free} of {machine.num_devices} on {machine.address}"
-            for machine in machines
-            if machine.num_devices
-        )
-        total = sum(machine.free for machine in machines)
         return (
             f"placement group {name!r} needs {wanted:g} devices, and within {timeout_s:g} s the"
-            f" cluster had {total} free ({free or 'none of its machines has devices'})"
+            f" cluster had {free_devices(self.machines())}"
         )
 
 

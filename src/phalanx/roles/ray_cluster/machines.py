@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import RoleOperationFailedError
@@ -66,20 +66,19 @@ def assign(wanted: Mapping[str, int], machines: Sequence[Machine]) -> dict[str, 
     return {node: chosen[node] for node in wanted}
 
 
-def _missing(wanted: Mapping[str, int], machines: Iterable[Machine]) -> str:
-    machines = tuple(machines)
-    asked = ", ".join(f"{count} on {node}" for node, count in wanted.items())
+def free_devices(machines: Sequence[Machine]) -> str:
+    """How many the cluster has free, and where, in words."""
     found = ", ".join(
         f"{machine.free} of {machine.num_devices} on {machine.address}"
         for machine in machines
         if machine.num_devices
     )
-    total, free = sum(wanted.values()), sum(machine.free for machine in machines)
-    return (
-        f"it needs {_devices(total)} ({asked}), and the cluster has {free} free"
-        f" ({found or 'none of its machines has devices'})"
-    )
+    total = sum(machine.free for machine in machines)
+    return f"{total} free ({found or 'none of its machines has devices'})"
 
 
-def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
+def _missing(wanted: Mapping[str, int], machines: Sequence[Machine]) -> str:
+    asked = ", ".join(f"{count} on {node}" for node, count in wanted.items())
+    total = sum(wanted.values())
+    devices = "1 device" if total == 1 else f"{total} devices"
+    return f"it needs {devices} ({asked}), and the cluster has {free_devices(machines)}"
