@@ -71,9 +71,13 @@ class SchedulerConfig:
                     f"the scheduler has {name}={value!r}; only {wanted!r} is supported"
                 )
         default = cls()
+        karras = bool(stored.get("use_karras_sigmas", False))
+        for name in ("sigma_min", "sigma_max") if karras else ():
+            if stored.get(name) is None:
+                raise ConfigurationError(f"the scheduler has use_karras_sigmas and no {name}")
         return cls(
             int(stored.get("num_train_timesteps", default.num_train_timesteps)),
-            bool(stored.get("use_karras_sigmas", False)),
+            karras,
             _number(stored, "sigma_min", default.sigma_min),
             _number(stored, "sigma_max", default.sigma_max),
             _number(stored, "flow_shift", default.flow_shift),
@@ -148,6 +152,10 @@ class UniPCSolver:
         self._sigmas: list[float] = schedule.sigmas.tolist()
         self._num_steps = schedule.num_steps
 
+    def order(self, at: int) -> int:
+        """Of the step from level `at`: the first and the last are of order 1."""
+        return min(2, self._num_steps - at, at + 1)
+
     def step(
         self, state: UniPCState, at: int, velocity: Tensor, sample: Tensor
     ) -> tuple[Tensor, UniPCState]:
@@ -155,8 +163,7 @@ class UniPCSolver:
         data = sample - self._sigmas[at] * velocity
         if state.begun is not None:
             sample = self._corrected(state, at, data)
-        order = min(2, self._num_steps - at, at + 1)
-        after = UniPCState(sample, data, state.data, order)
+        after = UniPCState(sample, data, state.data, self.order(at))
         return self._predicted(after, at), after
 
     def _predicted(self, state: UniPCState, at: int) -> Tensor:

@@ -1,0 +1,186 @@
+"""From arguments to a service: weights, ranks, resources and the loop."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from phalanx.device import create_backend
+from phalanx.device.base import DeviceBackend
+from phalanx.device.operators import create_operators
+from phalanx.device.operators.base import Operators
+from phalanx.device.stage_times import StageTimes
+from phalanx.engine_config import get_engine_config
+from phalanx.errors import CheckpointError, ConfigurationError
+from phalanx.layers.unipc import SchedulerConfig
+from phalanx.loop.scheduler import Budget
+from phalanx.loop.step_loop import StepLoop
+from phalanx.models.cosmos3 import denoise_node, text_node
+from phalanx.models.cosmos3.args import Cosmos3Args
+from phalanx.models.cosmos3.denoise_node import DenoiseNode
+from phalanx.models.cosmos3.guidance import BranchRanks
+from phalanx.models.cosmos3.loading import load_transformer
+from phalanx.models.cosmos3.lockstep import Lockstep
+from phalanx.models.cosmos3.row import DENOISE_NODE, KV, TEXT_NODE
+from phalanx.models.cosmos3.row_maker import RowMaker
+from phalanx.models.cosmos3.service import Answer, Cosmos3Service, ServiceParts
+from phalanx.models.cosmos3.text_node import TextNode
+from phalanx.models.cosmos3.transformer import Cosmos3Transformer
+from phalanx.models.cosmos3.validation import limits_of
+from phalanx.parallel.current import current_mesh
+from phalanx.parallel.ranks import Fact, Ranks
+from phalanx.step.engine import StepEngine
+from phalanx.step.resources.attention import AttentionSpec
+from phalanx.step.resources.base import ResourceSpec
+from phalanx.step.resources.joint_attention import JointAttentionSpec
+from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.ragged_attention import RaggedAttentionSpec
+from phalanx.step.submodule import NodeSubmodule
+
+logger = logging.getLogger(__name__)
+
+PAGE_SIZE = 16
+_SCHEDULER = Path("scheduler") / "scheduler_config.json"
+
+
+@dataclass(frozen=True)
+class LoadedCosmos3:
+    """What is in memory of a checkpoint, and the ranks that compute it together."""
+
+    transformer: Cosmos3Transformer
+    scheduler: SchedulerConfig
+    branches: BranchRanks
+    lockstep: Lockstep
+    backend: DeviceBackend
+    operators: Operators
+
+
+def load_model(args: Cosmos3Args) -> LoadedCosmos3:
+    """Read the checkpoint, or this rank's part of it, into the fastest form that this device has.
+
+    Raises `CheckpointError` for one that does not fit, `ConfigurationError` for ranks that the
+    model does not divide by, or that were given different arguments.
+    """
+    engine_config = get_engine_config()
+    runtime, dtype = engine_config.runtime, engine_config.device.torch_dtype
+    times = StageTimes() if runtime.step_timings else None
+    capture = None if runtime.use_cuda_graph else "off"
+    backend = create_backend(engine_config.device.target, times, capture=capture)
+    directory = Path(args.checkpoint_dir)
+    ranks, branches = Ranks.current(backend.device), BranchRanks.current()
+    mesh = current_mesh()
+    world = None if mesh is None or mesh.world_size == 1 else mesh.group("world")
+    if world is not None:
+        Ranks(world, world).check_same(_facts(args, directory))
+    operators = create_operators(args.native_operators, backend.device.type, dtype)
+    transformer = load_transformer(directory, operators, backend.device, dtype, ranks)
+    scheduler = read_scheduler(directory)
+    logger.info(
+        "loaded Cosmos3 in %s, tensor-parallel rank %d of %d, branches of guidance %s: %d layers, "
+        "operators %s",
+        str(dtype).removeprefix("torch."),
+        ranks.rank,
+        ranks.size,
+        ", ".join(branches.labels),
+        transformer.config.num_hidden_layers,
+        operators.name,
+    )
+    return LoadedCosmos3(transformer, scheduler, branches, Lockstep(world), backend, operators)
+
+
+def build_service(
+    model: LoadedCosmos3, args: Cosmos3Args, answer: Answer, *, decode_video: bool = False
+) -> Cosmos3Service:
+    """A service of `args.max_batch_size` requests at once."""
+    parts = (model.transformer, model.backend, model.branches, model.lockstep)
+    text = TextNode(*parts)
+    nodes: dict[str, NodeSubmodule] = {
+        TEXT_NODE: text,
+        DENOISE_NODE: DenoiseNode(*parts, args.max_batch_size),
+    }
+    engine = StepEngine(model.backend)
+    engine.load_model(nodes, list(_specs(model, args)))
+    engine.warm_up()
+    config = model.transformer.config
+    rows = RowMaker(config, model.scheduler, model.backend.device, decode_video=decode_video)
+    num_branches = model.branches.num_branches
+    budget = Budget(num_branches * args.max_tokens, args.max_batch_size)
+    return Cosmos3Service(
+        ServiceParts(engine, StepLoop(engine, budget), rows, text, model.lockstep, num_branches),
+        answer,
+        limits_of(config, args),
+    )
+
+
+def read_scheduler(directory: Path) -> SchedulerConfig:
+    """The noise levels of a checkpoint. Raises `CheckpointError`."""
+    path = directory / _SCHEDULER
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return SchedulerConfig.from_json(stored)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist; give a directory of diffusers with transformer/, vae/ and "
+            "scheduler/"
+        ) from None
+    except (OSError, msgspec.MsgspecError, ConfigurationError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error
+
+
+def _specs(model: LoadedCosmos3, args: Cosmos3Args) -> Iterator[ResourceSpec]:
+    """The cache of texts, attention of texts and attention of media to them."""
+    transformer, text, media = model.transformer, frozenset({TEXT_NODE}), frozenset({DENOISE_NODE})
+    config = transformer.config
+    cache = KVConfig(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=transformer.num_kv_heads,
+        head_dim=config.head_dim,
+        num_pages=_num_pages(args, model.branches),
+        page_size=PAGE_SIZE,
+        max_seq_len=args.max_text_tokens,
+        dtype=transformer.dtype,
+        # Keys that media read are not those that text itself would go on from.
+        prefix_cache=not config.separate_text_keys,
+    )
+    yield KVSpec(KV, text | media, cache)
+    yield AttentionSpec(text_node.ATTENTION, text, KV, model.operators)
+    if config.separate_text_keys:
+        yield RaggedAttentionSpec(text_node.WITHIN, text, causal=True)
+    yield JointAttentionSpec(denoise_node.ATTENTION, media, KV)
+
+
+def _num_pages(args: Cosmos3Args, branches: BranchRanks) -> int:
+    """Pages for this rank's branches of `pool_tokens`.
+
+    Where ranks hold different branches, and so may find different things in their caches, there is
+    room for all that can run: nobody waits on one rank and not on the other.
+    """
+    per_text = -(-args.max_text_tokens // PAGE_SIZE)
+    if branches.group is None:
+        return max(-(-args.num_pool_tokens // PAGE_SIZE), branches.num_branches * per_text)
+    wanted = args.max_batch_size * args.max_text_tokens * branches.group.size
+    if args.num_pool_tokens < wanted:
+        raise ConfigurationError(
+            f"pool_tokens={args.num_pool_tokens} with cfg_size={branches.group.size}: the ranks need "
+            f"room for the texts of max_batch_size={args.max_batch_size} requests, at least {wanted}"
+        )
+    extra = (args.num_pool_tokens - wanted) // branches.group.size
+    return args.max_batch_size * per_text + -(-extra // PAGE_SIZE)
+
+
+def _facts(args: Cosmos3Args, directory: Path) -> Mapping[str, Fact]:
+    """What must be equal on all ranks of a replica: whatever decides what a step holds."""
+    files = (Path("transformer") / "config.json", _SCHEDULER, Path("vae") / "config.json")
+    facts: dict[str, Fact] = {
+        f"the checksum of {name}": zlib.crc32(path.read_bytes()) if path.is_file() else None
+        for name, path in ((name, directory / name) for name in files)
+    }
+    own = ("checkpoint_dir", "native_operators")
+    facts |= {name: value for name, value in asdict(args).items() if name not in own}
+    return {"params_dtype": get_engine_config().device.params_dtype, **facts}

@@ -1,0 +1,136 @@
+"""The plugins `cosmos3` (videos) and `cosmos3_policy` (robots' actions): one model, two requests."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from phalanx.errors import ConfigurationError
+from phalanx.models.cosmos3.action_validation import check_action_request
+from phalanx.models.cosmos3.answers import action_answer, video_answer
+from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
+from phalanx.models.cosmos3.building import build_service, load_model
+from phalanx.models.cosmos3.request import (
+    Cosmos3Action,
+    Cosmos3ActionRequest,
+    Cosmos3T2VRequest,
+    Cosmos3Video,
+)
+from phalanx.models.cosmos3.service import Cosmos3Service
+from phalanx.models.cosmos3.validation import check_video_request
+from phalanx.plugin import BatchingEntry
+from phalanx.schema.control import ControlOp
+from phalanx.schema.events import Event
+from phalanx.schema.limits import Limits
+from phalanx.schema.parallel import ParallelConfig
+from phalanx.schema.statistics import LoopStatistics
+
+CFG_SIZES = (1, 2)
+TP_SIZES = (1, 2, 4, 8)
+
+
+class Cosmos3Entry(BatchingEntry):
+    """Over tensor-parallel ranks, and two ranks for the branches of guidance."""
+
+    parallel_domains: ClassVar[frozenset[str]] = frozenset({"cfg", "dense", "attention"})
+
+    _service: Cosmos3Service
+
+    @classmethod
+    def validate_parallel(
+        cls, parallel: ParallelConfig, replica_world_size: int | None = None
+    ) -> None:
+        """Accepts `cfg_size` 1 or 2 and the same tensor parallelism of 1, 2, 4 or 8 in dense layers
+        and attention, and nothing else.
+        """
+        cfg, dense = parallel.outer.cfg_size, parallel.dense.tp_size
+        if cfg not in CFG_SIZES:
+            raise ConfigurationError(
+                f"plugin {cls.name!r} cannot run outer.cfg_size={cfg}: guidance has two branches; "
+                "set it to 1, or to 2"
+            )
+        super().validate_parallel(parallel, replica_world_size)
+        for name in ("dense", "attention", "moe"):
+            domain = parallel.domain(name)
+            if not domain.is_tp_only:
+                raise ConfigurationError(
+                    f"plugin {cls.name!r} splits a model by tensor parallelism only, the same in "
+                    f"all layers, but {name} is {domain}; set dense.tp_size and attention.tp_size "
+                    "and leave out the rest"
+                )
+        if dense not in TP_SIZES or parallel.attention.tp_size != dense:
+            raise ConfigurationError(
+                f"plugin {cls.name!r} cannot run dense.tp_size={dense} with attention.tp_size="
+                f"{parallel.attention.tp_size}; set both to the same of "
+                f"{', '.join(map(str, TP_SIZES))}"
+            )
+
+    @abstractmethod
+    def load(self, args: Cosmos3Args) -> Cosmos3Service:
+        """Load the checkpoint and build everything that serves it."""
+
+    def setup(self, args: Cosmos3Args) -> None:
+        self._service = self.load(args)
+
+    @property
+    def limits(self) -> Limits:
+        return self._service.limits
+
+    def start(self, rid: str, request: Cosmos3T2VRequest | Cosmos3ActionRequest) -> None:
+        self._service.start(rid, request)
+
+    def cancel(self, rid: str) -> None:
+        self._service.cancel(rid)
+
+    def tick(self) -> Sequence[Event]:
+        return self._service.tick()
+
+    @property
+    def busy(self) -> bool:
+        return self._service.busy
+
+    def control(self, op: ControlOp) -> bool:
+        return self._service.control(op)
+
+    def statistics(self) -> LoopStatistics:
+        return self._service.statistics()
+
+    def close(self) -> None:
+        self._service.close()
+
+
+class Cosmos3(Cosmos3Entry):
+    """Videos of a prompt, and of an image or a clip, with sound where the checkpoint has it."""
+
+    name = "cosmos3"
+    args_cls = Cosmos3Args
+    request_cls = Cosmos3T2VRequest
+    output_cls = Cosmos3Video
+
+    @staticmethod
+    def validate(request: Cosmos3T2VRequest, limits: Limits) -> None:
+        """Refuse wrong shapes and dtypes, numbers that are not finite, and tokens out of range."""
+        check_video_request(request, limits)
+
+    def load(self, args: Cosmos3Args) -> Cosmos3Service:
+        return build_service(load_model(args), args, video_answer)
+
+
+class Cosmos3Policy(Cosmos3Entry):
+    """A robot's actions, or what it would see of given ones."""
+
+    name = "cosmos3_policy"
+    args_cls = Cosmos3PolicyArgs
+    request_cls = Cosmos3ActionRequest
+    output_cls = Cosmos3Action
+
+    @staticmethod
+    def validate(request: Cosmos3ActionRequest, limits: Limits) -> None:
+        """As that of videos, and what a mode lacks or does not take."""
+        check_action_request(request, limits)
+
+    def load(self, args: Cosmos3Args) -> Cosmos3Service:
+        assert isinstance(args, Cosmos3PolicyArgs)
+        decode_video = args.decode_video
+        return build_service(load_model(args), args, action_answer, decode_video=decode_video)

@@ -1,0 +1,134 @@
+"""A loaded Cosmos3 and its loop: what the entries hand their calls to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.loop.step_loop import StepLoop
+from phalanx.models.cosmos3.lockstep import Lockstep
+from phalanx.models.cosmos3.request import Cosmos3ActionRequest, Cosmos3T2VRequest
+from phalanx.models.cosmos3.row import KV, MediaRequest
+from phalanx.models.cosmos3.row_maker import RowMaker
+from phalanx.models.cosmos3.text_node import TextNode
+from phalanx.schema.control import (
+    Continue,
+    ControlOp,
+    Flush,
+    Pause,
+    PauseMode,
+    SetWeightVersion,
+    Sleep,
+    Wake,
+)
+from phalanx.schema.events import Event, Final
+from phalanx.schema.limits import Limits
+from phalanx.schema.statistics import LoopStatistics
+from phalanx.step.engine import StepEngine
+from phalanx.step.resources.kv_cache import KVCache
+
+Answer = Callable[[MediaRequest], Any]
+
+
+@dataclass(frozen=True)
+class ServiceParts:
+    """What computes a service's requests. `num_branches`: how many of guidance one rank computes."""
+
+    engine: StepEngine
+    loop: StepLoop
+    rows: RowMaker
+    text: TextNode
+    lockstep: Lockstep
+    num_branches: int
+
+
+class Cosmos3Service:
+    """See the module. Called by one thread."""
+
+    def __init__(self, parts: ServiceParts, answer: Answer, limits: Limits) -> None:
+        self.limits = limits
+        self._parts = parts
+        self._engine = parts.engine
+        self._loop = parts.loop
+        self._answer = answer
+
+    @property
+    def busy(self) -> bool:
+        return self._loop.busy
+
+    def start(self, rid: str, request: Cosmos3T2VRequest | Cosmos3ActionRequest) -> None:
+        """Queue a request that was found valid."""
+        parts = self._parts
+        self._loop.start(rid, MediaRequest(parts.rows.make(request), parts.num_branches))
+
+    def start_row(self, rid: str, row: MediaRequest) -> None:
+        """Queue what has been made of a request already."""
+        self._loop.start(rid, row)
+
+    def cancel(self, rid: str) -> None:
+        self._loop.cancel(rid)
+
+    def tick(self) -> list[Event]:
+        """Run one step. Raises `PhalanxDistError` where this rank cannot go on with the others."""
+        events = [self._answered(event) for event in self._loop.tick()]
+        self._parts.lockstep.check()
+        return events
+
+    def control(self, op: ControlOp) -> bool:
+        match op:
+            case Pause(mode):
+                self._loop.paused = True
+                if mode is PauseMode.ABORT:
+                    self._loop.cancel_all()
+                elif mode is PauseMode.RETRACT:
+                    self._loop.push_back_all()
+                return True
+            case Continue():
+                self._loop.paused = False
+                return True
+            case Flush():
+                if not (self._loop.idle and self._engine.at_rest()):
+                    return False
+                self._engine.prefixes.forget()
+                return True
+            case SetWeightVersion() | Wake():
+                return True  # it holds everything all the time
+            case Sleep():
+                raise NotImplementedError(
+                    "Cosmos3 gives no memory back while it is loaded; stop its server, or close its "
+                    "engine, and start it again when it is wanted"
+                )
+            case _:
+                raise NotImplementedError(
+                    f"Cosmos3 does not do {type(op).__name__}; load another checkpoint instead"
+                )
+
+    def statistics(self) -> LoopStatistics:
+        loop, text, cache = self._loop, self._parts.text, self._engine.resource(KV)
+        assert isinstance(cache, KVCache)
+        return LoopStatistics(
+            num_running=loop.num_running,
+            num_waiting=loop.num_waiting,
+            num_steps=loop.num_steps,
+            num_prompt_tokens=text.num_read,
+            num_cached_tokens=text.num_found,
+            num_retractions=loop.num_push_backs,
+            last_batch_size=loop.last_batch_size,
+            pool_tokens=self.limits.pool_tokens or 0,
+            pool_used_tokens=cache.used_tokens,
+            pool_cached_tokens=cache.cached_tokens,
+            paused=loop.paused,
+            stage_s=self._engine.stage_s(),
+        )
+
+    def close(self) -> None:
+        self._loop.cancel_all()
+        self._loop.close()
+        self._engine.shutdown()
+
+    def _answered(self, event: Event) -> Event:
+        """The end of a row as its request's."""
+        if not isinstance(event, Final):
+            return event
+        return Final(event.rid, self._answer(event.payload), cancelled=event.cancelled)
