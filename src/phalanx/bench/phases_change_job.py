@@ -204,7 +204,7 @@ async def turns_job(
         events,
     )
 
-    def describe() -> Job:
+    async def describe() -> Job:
         raise PhalanxError("it is not a whole job")
 
     def stop(now: bool) -> None:

@@ -1,4 +1,4 @@
-"""Simulated devices on a line each: how full they are, the most that they were, and whose it is."""
+"""Devices on a line each: how full they are, the most that they were, and whose it is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ def device_lines(devices: Sequence[DeviceStatus]) -> Iterator[Text]:
     """None where there are no devices to tell of."""
     if not devices:
         return
-    names = [f"{one.node}:{one.device}" for one in devices]
-    budget = devices[0].budget_bytes
-    yield Text(f"devices of {_mib(budget)} (simulated)", style="bold")
+    names = [_name(one) for one in devices]
+    budget = next((one.budget_bytes for one in devices if one.budget_bytes is not None), None)
+    title = "devices" if budget is None else f"devices of {_mib(budget)} (simulated)"
+    yield Text(title, style="bold")
     width = max(map(len, names))
     for name, device in zip(names, devices, strict=True):
         held = sum(one.num_bytes for one in device.held)
-        told = f"{_mib(held)} held, {_mib(device.peak_bytes)} at most"
+        told = device.unknown or f"{_mib(held)} held, {_mib(device.peak_bytes or 0)} at most"
         style = "green" if held else ""
         line = Text(f"{name:<{width}}  ").append(told, style=style)
         yield line.append("".join(f"  {owner} {words}" for owner, words in _by_owner(device)))
+
+
+def _name(device: DeviceStatus) -> str:
+    """By the plan, and where it is on a cluster."""
+    where = "" if device.place is None else f" at {device.place}"
+    return f"{device.node}:{device.device}{where}"
 
 
 def _by_owner(device: DeviceStatus) -> Iterator[tuple[str, str]]:

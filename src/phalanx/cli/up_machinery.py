@@ -54,7 +54,9 @@ async def machinery(job: JobConfig, place: JobPlace) -> AsyncIterator[Machinery]
             ray_job.groups_of,
             ray_job.shared_groups,
         )
-        told = DeviceView(job.plan, of_trainer=ray_job.trainer_environment)
+        told = DeviceView(
+            job.plan, of_trainer=ray_job.trainer_environment, elsewhere=ray_job.devices
+        )
         yield dataclasses.replace(made, devices=told)
     finally:
         ray_job.close()

@@ -63,7 +63,7 @@ class ControlApi:
         events: EventLog,
         *,
         epoch: str,
-        describe: Callable[[], Job],
+        describe: Callable[[], Awaitable[Job]],
         stop: Callable[[bool], None],
         key: str | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class ControlApi:
 
     async def job(self, request: Request) -> Response:
         """The job as a whole: each role's document, and what its engines hold."""
-        return json_answer(self._describe())
+        return json_answer(await self._describe())
 
     async def roles(self, request: Request) -> Response:
         return json_answer({"roles": list(self._managers), "epoch": self._epoch})

@@ -97,19 +97,23 @@ class HeldMemory(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """A simulated device: its size, the most that was ever held of it at once, and what is now."""
+    """A device of the plan. Of a simulated one: its size, the most that was ever held of it at once,
+    and what is now; else why that is `unknown`. `place`: which device of which machine of a cluster.
+    """
 
     node: str
     device: int
-    budget_bytes: int
-    peak_bytes: int
+    budget_bytes: int | None = None
+    peak_bytes: int | None = None
     held: tuple[HeldMemory, ...] = ()
+    place: str | None = None
+    unknown: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`gateway_url` is where callers go: `gateway_url/ROLE`, and `control_url` where operators do.
     `last_event` is the newest's number. `phases`: where the job is in its batch. `devices` are
-    simulated ones. `trainer_environment`: the variables that tell the trainer's program its devices.
+    simulated ones, or those of a cluster. `trainer_environment`: the variables that tell the trainer's program its devices.
     """
 
     name: str

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from phalanx.clock import Clock
 from phalanx.roles.child_process import ProcessHost, last_lines
 from phalanx.roles.config import JobConfig
@@ -118,7 +120,7 @@ class ControlProcess:
                 self._coordinator,
                 self.events,
                 epoch=self._epoch,
-                describe=self.describe,
+                describe=self._described,
                 stop=self.stop,
                 key=self._key,
             )
@@ -155,6 +157,11 @@ class ControlProcess:
             trainer_environment=self._machinery.devices.trainer_environment(),
             roles=tuple(self._status(manager) for manager in self._managers.values()),
         )
+
+    async def _described(self) -> Job:
+        """With the devices of other machines, which are asked for it."""
+        devices = await self._machinery.devices.everywhere()
+        return msgspec.structs.replace(self.describe(), devices=devices)
 
     async def start(self) -> None:
         """The control door, then the gateway, then every role; raises what keeps one from starting."""

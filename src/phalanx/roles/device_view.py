@@ -4,26 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from phalanx.device_ledger import DeviceLedger
+from phalanx.device_ledger import DeviceLedger, DeviceMemory
 from phalanx.errors import ConfigurationError
 from phalanx.roles.control_messages import DeviceStatus, HeldMemory
 from phalanx.roles.replica_devices import SimulatedCluster, real_trainer_devices
-from phalanx.schema.job_placement import PlacementPlan
+from phalanx.schema.job_placement import Bundle, PlacementPlan
+
+
+class DevicesElsewhere(Protocol):
+    """Devices of other machines, which are asked when somebody wants to know."""
+
+    async def status(self) -> tuple[DeviceStatus, ...]:
+        """Every one that the plan uses; of those that nobody can tell of, why."""
+        ...
 
 
 @dataclass(frozen=True)
 class DeviceView:
     """Of a job with this plan, if it has one; `simulated` where its devices are, on this machine.
-    `of_trainer` tells the trainer's variables on its machine of a cluster, which may come to be another.
+    `of_trainer` tells the trainer's variables on its machine of a cluster, which may come to be another,
+    and `elsewhere` of the devices there.
     """
 
     plan: PlacementPlan | None = None
     simulated: SimulatedCluster | None = None
     of_trainer: Callable[[], Mapping[str, str]] | None = None
+    elsewhere: DevicesElsewhere | None = None
+
+    async def everywhere(self) -> tuple[DeviceStatus, ...]:
+        """As `status`, and the devices of other machines."""
+        return self.status() if self.elsewhere is None else await self.elsewhere.status()
 
     def status(self) -> tuple[DeviceStatus, ...]:
-        """Every simulated device, node after node; none where they are real."""
+        """Every simulated device of this machine, node after node; none where they are real."""
         if self.simulated is None:
             return ()
         try:
@@ -44,8 +59,12 @@ def _devices(simulated: SimulatedCluster) -> Iterator[DeviceStatus]:
     found = iter(DeviceLedger(simulated.file).devices())
     for node in simulated.plan.cluster.nodes:
         for device in range(node.num_devices):
-            memory = next(found)
-            held = tuple(
-                HeldMemory(one.owner, one.tag, one.num_bytes, one.pid) for one in memory.held
-            )
-            yield DeviceStatus(node.name, device, memory.budget_bytes, memory.peak_bytes, held)
+            yield device_status(Bundle(node.name, device), next(found))
+
+
+def device_status(bundle: Bundle, memory: DeviceMemory, place: str | None = None) -> DeviceStatus:
+    """Of a simulated device, as its ledger has it."""
+    held = tuple(HeldMemory(one.owner, one.tag, one.num_bytes, one.pid) for one in memory.held)
+    return DeviceStatus(
+        bundle.node, bundle.device, memory.budget_bytes, memory.peak_bytes, held, place
+    )

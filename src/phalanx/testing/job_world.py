@@ -178,7 +178,7 @@ class FakeControl:
     def _check_lease(self, role: str) -> None:
         self.coordinator.check_lease(role)
 
-    def _describe(self) -> Job:
+    async def _describe(self) -> Job:
         return Job(
             name="job",
             epoch="e",

@@ -62,7 +62,7 @@ class App:
         transport = httpx.ASGITransport(api.app(), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1")
 
-    def describe(self) -> Job:
+    async def describe(self) -> Job:
         return Job(
             name="mine",
             epoch="e1",

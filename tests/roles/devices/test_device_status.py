@@ -45,6 +45,19 @@ def test_real_devices_have_no_status_and_the_trainer_is_told_of_its_own():
     assert DeviceView().trainer_environment() == {}
 
 
+def test_of_devices_whose_memory_nobody_knows_it_says_so():
+    devices = (
+        DeviceStatus("a", 0, 900 * MIB, 0, place="10.0.0.7:2"),
+        DeviceStatus("a", 1, place="10.0.0.8:0", unknown="its machine does not answer"),
+    )
+    assert [line.plain for line in device_lines(devices)] == [
+        "devices of 900 MiB (simulated)",
+        "a:0 at 10.0.0.7:2  0 MiB held, 0 MiB at most",
+        "a:1 at 10.0.0.8:0  its machine does not answer",
+    ]
+    assert next(device_lines(devices[1:])).plain == "devices"
+
+
 def test_lines_for_people():
     held = (
         HeldMemory("teacher/big/0", "weights", 600 * MIB, 7),

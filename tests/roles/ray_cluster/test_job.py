@@ -80,8 +80,15 @@ def test_i74_a_job_runs_on_the_cluster_and_deletes_what_it_made(file, cluster, t
         assert status == 200 and answer["meta_info"]["completion_tokens"] == 2
         (ledger,) = (tmp_path / "logs").glob("devices-*")
         assert {held.owner for held in DeviceLedger(ledger).held()} == {"rollout/student/0"}
-        trainer = job.status()["trainer_environment"]["PHALANX_SIMULATED_DEVICES"]
+        status = job.status()
+        trainer = status["trainer_environment"]["PHALANX_SIMULATED_DEVICES"]
         assert trainer == f"{ledger}:1@trainer"
+        mine, theirs = status["devices"]
+        machine = url.removeprefix("http://").partition(":")[0]
+        assert [each["place"] for each in (mine, theirs)] == [f"{machine}:0", f"{machine}:1"]
+        assert {one["owner"] for one in mine["held"]} == {"rollout/student/0"}
+        assert mine["peak_bytes"] >= sum(one["num_bytes"] for one in mine["held"]) > 0
+        assert (theirs["held"], theirs["budget_bytes"]) == ([], 200 << 20)
         with watched(pid) as processes:
             job.process.send_signal(signal.SIGINT)
             assert job.ended() == 0

@@ -12,6 +12,7 @@ from phalanx.roles.engine_command import EnginePrograms
 from phalanx.roles.job_sections import LauncherSection
 from phalanx.roles.ray_cluster.binder import DEADLINE_S, BoundPlacement, RayBinder
 from phalanx.roles.ray_cluster.cluster import NAMESPACE, RayCluster
+from phalanx.roles.ray_cluster.device_memory import ClusterDevices
 from phalanx.roles.ray_cluster.groups import RayPlacementGroup
 from phalanx.roles.ray_cluster.host import HostSettings, told_devices
 from phalanx.roles.ray_cluster.launcher import RayLauncher
@@ -79,6 +80,13 @@ class RayJob:
     def groups_of(self, role: str) -> tuple[RayPlacementGroup, ...]:
         """Those that the manager of a role deletes."""
         return () if self._bound is None else self._bound.owned_by(Ownership.MANAGER, role)
+
+    @property
+    def devices(self) -> ClusterDevices | None:
+        """Those of the plan; None where nothing is planned."""
+        if self._bound is None:
+            return None
+        return ClusterDevices(self._cluster, self._bound, self._ledgers)
 
     @property
     def shared_groups(self) -> tuple[RayPlacementGroup, ...]:

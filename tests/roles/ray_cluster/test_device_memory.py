@@ -1,0 +1,84 @@
+"""What a job's status says of devices on a cluster, where machines answer and where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+from phalanx.device_ledger import MIB, DeviceLedger
+from phalanx.errors import RoleOperationFailedError
+from phalanx.roles.ray_cluster.binder import BoundPlacement
+from phalanx.roles.ray_cluster.device_memory import ClusterDevices
+from phalanx.roles.ray_cluster.host import Ledger
+from phalanx.roles.ray_cluster.observed import Place
+from phalanx.schema.job_placement import ACTOR_GROUP
+from phalanx.schema.roles import PlacementMode
+from tests.roles.ray_cluster.plans import planned, role_of
+from tests.roles.ray_cluster.running import sglang
+
+
+@dataclass
+class Machines:
+    """Runs what it is asked to, but on those that were lost."""
+
+    lost: dict[str, Exception]
+
+    async def run_on(self, node_id: str, act: Callable[[str], object], argument: str) -> object:
+        if node_id in self.lost:
+            raise self.lost[node_id]
+        return act(argument)
+
+
+@dataclass
+class Ledgers:
+    files: dict[str, str]
+
+    def of(self, node_id: str) -> Ledger | None:
+        file = self.files.get(node_id)
+        return None if file is None else Ledger(file, 4, 100 * MIB)
+
+
+@dataclass
+class Group:
+    places: tuple[Place, ...]
+
+
+def devices(machines: Machines, ledgers: Ledgers) -> ClusterDevices:
+    """Of two nodes with a device each, which are the third and the second of their machines."""
+    plan = planned([role_of("rollout", sglang(num_replicas=2))], 1, 1, mode=PlacementMode.SPLIT)
+    places = (Place(0, "x", "10.0.0.7", 2), Place(1, "y", "10.0.0.8", 1))
+    bound = BoundPlacement(plan, {ACTOR_GROUP: Group(places)})
+    return ClusterDevices(machines, bound, ledgers)
+
+
+def test_each_machine_tells_of_its_own(tmp_path):
+    ledger = DeviceLedger.create(tmp_path / "x", 4, 100 * MIB)
+    ledger.take(2, "rollout/rollout/0", "weights", 7 * MIB)
+    files = {"x": str(tmp_path / "x"), "y": str(tmp_path / "missing")}
+    first, second = asyncio.run(devices(Machines({}), Ledgers(files)).status())
+    assert (first.place, first.budget_bytes, first.peak_bytes) == ("10.0.0.7:2", 100 * MIB, 7 * MIB)
+    assert [(one.owner, one.num_bytes) for one in first.held] == [("rollout/rollout/0", 7 * MIB)]
+    assert first.unknown is None
+    assert second.place == "10.0.0.8:1" and second.unknown and second.budget_bytes is None
+
+
+@pytest.mark.parametrize("error", [RoleOperationFailedError("it was lost"), TimeoutError()])
+def test_a_lost_machine_is_told_of_in_words(tmp_path, error):
+    DeviceLedger.create(tmp_path / "x", 4, 100 * MIB)
+    files = {"x": str(tmp_path / "x"), "y": "anywhere"}
+    first, second = asyncio.run(devices(Machines({"y": error}), Ledgers(files)).status())
+    assert first.unknown is None
+    assert second.unknown == "its machine does not answer, so that nobody knows what is held there"
+
+
+def test_of_real_devices_it_says_where_they_are_and_that_nothing_is_known():
+    first, second = asyncio.run(devices(Machines({}), Ledgers({})).status())
+    assert (first.place, second.place) == ("10.0.0.7:2", "10.0.0.8:1")
+    assert {each.unknown for each in (first, second)} == {
+        "what is held of real devices is not known here; ask nvidia-smi there"
+    }
