@@ -43,8 +43,11 @@ def test_i104_a_judge_that_failed_half_way_leaves_no_rewards_behind_the_teachers
         await batch.score_teacher(roles.scorer)
         assert [one.reward for one in batch.samples] == [None] * 4
         assert batch.missing == (Scoring.JUDGE,)
+        before = len(roles.judge.asked)
         roles.judge.says = lambda messages: "9"
         await batch.judge(roles.workload)
+        assert len(roles.judge.asked) == before + 2
+        assert sorted(one.verdict for one in batch.samples) == ["8", "8", "9", "9"]
         assert all(one.reward is not None and one.scores for one in batch.samples)
 
     with_roles(run)

@@ -200,6 +200,11 @@ class DeferredBatch:
         done = (*self._stored.done, what)
         is_last = set(done) == set(self._stored.needs)
         await self._save(stage=Stage.SCORED if is_last else Stage.STAGED, samples=scored, done=done)
+        # What another scoring has done, and did not come to its end, was a note of before.
+        rests = map(_with_rest, scored, worked)
+        left = [rest for rest, one in zip(rests, scored, strict=True) if rest != one]
+        if left and not is_last:
+            await asyncio.to_thread(self._store.note, self.batch_id, left)
 
     def _noting(self, count: _Count) -> OnSample:
         """Keeps a copy that is done, and counts it."""
@@ -271,6 +276,13 @@ def _with_outputs(what: Scoring, sample: Sample, copy: Sample) -> Sample:
     if what is Scoring.JUDGE:
         return msgspec.structs.replace(sample, reward=copy.reward, verdict=copy.verdict)
     return msgspec.structs.replace(sample, scores=copy.scores)
+
+
+def _with_rest(sample: Sample, copy: Sample) -> Sample:
+    """The sample with everything that its copy has."""
+    return msgspec.structs.replace(
+        sample, reward=copy.reward, verdict=copy.verdict, scores=copy.scores
+    )
 
 
 def _check_outputs(sample: Sample, needs: Sequence[Scoring]) -> None:
