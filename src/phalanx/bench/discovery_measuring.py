@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import uvloop
 from rich.progress import Progress
 
 import phalanx
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.discovery_followers import ROLE, Crowd
-from phalanx.bench.machine import machine
-from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Goal, Measure, Report, Sample
 from phalanx.routing.roles.documents import snapshot_of
 from phalanx.routing.roles.encoded import EncodedSnapshot
@@ -70,11 +66,9 @@ MEASURES = (DOCUMENT, ENCODE, CPU, ANSWER, ASK, TURN, SENT, MEMORY, READ)
 
 def measure_discovery(workload: DiscoveryWorkload, output: Path) -> Path:
     """Measure, print the table and the goals, and return the folder with the report."""
-    console = report_console()
-    started = datetime.now(UTC)
-    load = os.getloadavg()[0]
+    run = BenchmarkRun("discovery", output)
     samples: list[Sample] = []
-    with Progress(console=console) as bar:
+    with Progress(console=run.console) as bar:
         task = bar.add_task("discovery", total=2 * workload.repeats)
         for system in (OURS, PLAIN):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -86,26 +80,19 @@ def measure_discovery(workload: DiscoveryWorkload, output: Path) -> Path:
                         for key, value in values.items()
                     ]
                     bar.advance(task)
-    report = Report(
-        name="discovery",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={
-            "machine": machine(),
-            "load average at the start": f"{load:.2f}",
-            "role": f"{workload.num_replicas} replicas of {NUM_MODELS} models",
-            "followers": f"{workload.num_followers}, in memory: without sockets and their buffers",
-        },
-        systems={
+    return run.deliver(
+        {
             OURS: f"phalanx {phalanx.__version__}, followers that accept gzip",
             PLAIN: "the same, followers that do not",
         },
-        measures=MEASURES,
-        samples=tuple(samples),
+        MEASURES,
+        samples,
+        context={
+            "role": f"{workload.num_replicas} replicas of {NUM_MODELS} models",
+            "followers": f"{workload.num_followers}, in memory: without sockets and their buffers",
+        },
+        goals=goals,
     )
-    report = msgspec.structs.replace(report, goals=goals(report))
-    folder = output / f"discovery-{started:%Y%m%d-%H%M%S}"
-    deliver(report, folder, console)
-    return folder
 
 
 def goals(report: Report) -> tuple[Goal, ...]:

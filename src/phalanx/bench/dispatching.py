@@ -6,21 +6,18 @@ transports, and the floors, take turns.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.progress import Progress
 
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.dispatch_goals import goals
 from phalanx.bench.dispatch_systems import FLOOR, PHALANX, REPLICAS
 from phalanx.bench.dispatch_workload import REPLICA_PARTS, DispatchWorkload
-from phalanx.bench.machine import machine
 from phalanx.bench.replica_trials import (
     PARENT,
     WORKER,
@@ -30,8 +27,7 @@ from phalanx.bench.replica_trials import (
     calibrated,
     tiny_requests,
 )
-from phalanx.bench.report_files import deliver, report_console
-from phalanx.bench.results import Measure, Report, Sample
+from phalanx.bench.results import Measure, Sample
 from phalanx.bench.round_trips import floors, round_trips
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
 from phalanx.bench.systems import BenchmarkedSystem
@@ -44,35 +40,22 @@ def measure_dispatch(
     peers: Sequence[Placed], workload: DispatchWorkload, parts: Collection[str], output: Path
 ) -> Path:
     """Run `parts`, print the table and the goals, and return the folder with the report."""
-    console = report_console()
-    started = datetime.now(UTC)
-    folder = output / f"dispatch-{started:%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
-    load = os.getloadavg()[0]
+    run = BenchmarkRun("dispatch", output)
+    run.folder.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True) as scratch,
-        Progress(console=console) as bar,
+        Progress(console=run.console) as bar,
     ):
-        run = _Run(workload, folder, Path(scratch), bar)
+        measuring = _Measuring(workload, run.folder, Path(scratch), bar)
         if "round-trips" in parts:
             for num_workers in workload.workers:
-                run.round_trips(peers, num_workers)
+                measuring.round_trips(peers, num_workers)
         if any(part in parts for part in REPLICA_PARTS):
-            run.replica_trials(parts)
-    report = Report(
-        name="dispatch",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={"machine": machine(), "load average at the start": f"{load:.2f}"},
-        systems=run.descriptions,
-        measures=tuple(run.measures),
-        samples=tuple(run.samples),
-    )
-    report = msgspec.structs.replace(report, goals=goals(report))
-    deliver(report, folder, console)
-    return folder
+            measuring.replica_trials(parts)
+    return run.deliver(measuring.descriptions, measuring.measures, measuring.samples, goals=goals)
 
 
-class _Run:
+class _Measuring:
     """What was measured so far."""
 
     def __init__(

@@ -11,19 +11,16 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from rich.progress import Progress
 
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.gateway_goals import goals
 from phalanx.bench.gateway_phases import Balance, ProxyUnderLoad, Through
 from phalanx.bench.gateway_systems import LOAD, PHALANX, Proxy
 from phalanx.bench.gateway_workload import BALANCE, PARTS, GatewayWorkload
-from phalanx.bench.machine import machine
-from phalanx.bench.report_files import deliver, report_console
-from phalanx.bench.results import Report
 from phalanx.bench.running_system import RunningSystem, start_system
 from phalanx.bench.systems import BenchmarkedSystem
 from phalanx.bench.turns import Turn, take_turns
@@ -44,35 +41,23 @@ def measure_gateway(
     output: Path,
 ) -> Path:
     """Run `parts`, print the table and the goals, and return the folder with the report."""
-    console = report_console()
-    started = datetime.now(UTC)
-    folder = output / f"gateway-{started:%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
-    average = os.getloadavg()[0]
+    run = BenchmarkRun("gateway", output)
+    run.folder.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True) as scratch,
-        Progress(console=console) as bar,
+        Progress(console=run.console) as bar,
         ExitStack() as stack,
     ):
-        run = _Run(stack, folder, Path(scratch), workload)
-        run.add(PHALANX, "", PARTS, parts)
+        processes = _Processes(stack, run.folder, Path(scratch), workload)
+        processes.add(PHALANX, "", PARTS, parts)
         for peer in peers:
-            run.add(peer.system, programs[peer.name], (*peer.traffic, BALANCE), parts)
-        samples = take_turns(run.in_turn(), workload.repeats, bar)
-    report = Report(
-        name="gateway",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={"machine": machine(), "load average at the start": f"{average:.2f}"},
-        systems=run.descriptions,
-        measures=tuple(dict.fromkeys(m for turn in run.in_turn() for m in turn.phase.measures)),
-        samples=tuple(samples),
-    )
-    report = msgspec.structs.replace(report, goals=goals(report))
-    deliver(report, folder, console)
-    return folder
+            processes.add(peer.system, programs[peer.name], (*peer.traffic, BALANCE), parts)
+        samples = take_turns(processes.in_turn(), workload.repeats, bar)
+    measures = dict.fromkeys(m for turn in processes.in_turn() for m in turn.phase.measures)
+    return run.deliver(processes.descriptions, measures, samples, goals=goals)
 
 
-class _Run:
+class _Processes:
     """The processes of one run and the turns that they take."""
 
     def __init__(

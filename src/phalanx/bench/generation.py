@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.progress import Progress
 
 from phalanx import settings
-from phalanx.bench.machine import machine
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.peer_checkpoint import separate_checkpoint
 from phalanx.bench.phases import Generate, Text, phases_of
-from phalanx.bench.report_files import deliver, report_console
-from phalanx.bench.results import Measure, Report, Sample
+from phalanx.bench.results import Measure, Sample
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
 from phalanx.bench.turns import Phase, Turn, take_turns
 from phalanx.bench.workload import Workload
@@ -43,24 +41,18 @@ def measure(
     systems: Sequence[Placed], setting: Setting, workload: Workload, repeats: int, output: Path
 ) -> Path:
     """Run everything, print the table, and return the folder under `output` with the report."""
-    console = report_console()
+    run = BenchmarkRun("generate", output)
     phases = phases_of(workload, Text(setting.model))
-    started = datetime.now(UTC)
-    folder = output / f"generate-{started:%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
-    with Progress(console=console) as bar, _running(systems, setting, folder) as running:
+    run.folder.mkdir(parents=True)
+    with Progress(console=run.console) as bar, _running(systems, setting, run.folder) as running:
         samples = _measure(running, phases, repeats, bar)
         descriptions = {one.name: one.description for one in running}
-    report = Report(
-        name="generate",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={"machine": machine(), **{k: str(v) for k, v in asdict(setting).items()}},
-        systems=descriptions,
-        measures=(*(m for phase in phases for m in phase.measures), MEMORY),
-        samples=tuple(samples),
+    return run.deliver(
+        descriptions,
+        (*(m for phase in phases for m in phase.measures), MEMORY),
+        samples,
+        context={k: str(v) for k, v in asdict(setting).items()},
     )
-    deliver(report, folder, console)
-    return folder
 
 
 @contextmanager

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.progress import Progress
 
 import phalanx
-from phalanx.bench.machine import machine
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.phases_change_job import turns_job
-from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Goal, Measure, Report, Sample
 
 OURS = "phalanx"
@@ -48,31 +44,22 @@ MEASURES = (CHANGE, ENGINES, OVERHEAD, SLOWEST)
 
 def measure_changes(workload: ChangeWorkload, output: Path) -> Path:
     """Measure, print the table and the goal, and return the folder with the report."""
-    console = report_console()
-    started = datetime.now(UTC)
-    load = os.getloadavg()[0]
-    folder = output / f"phases-{started:%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
-    with Progress(console=console) as bar, asyncio.Runner() as runner:
-        samples = runner.run(_measured(workload, folder, bar))
-    report = Report(
-        name="phases",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
+    run = BenchmarkRun("phases", output)
+    run.folder.mkdir(parents=True)
+    with Progress(console=run.console) as bar, asyncio.Runner() as runner:
+        samples = runner.run(_measured(workload, run.folder, bar))
+    return run.deliver(
+        {OURS: f"phalanx {phalanx.__version__}, asked over HTTP, each role followed"},
+        MEASURES,
+        samples,
         context={
-            "machine": machine(),
-            "load average at the start": f"{load:.2f}",
             "job": f"{workload.num_roles} roles of {workload.num_replicas} replicas, half of which"
             " make way for the other half",
             "engines": f"{workload.load_s * 1e3:g} ms to give memory back, and to take it",
             "journal": "on the disk of the results, each line synced",
         },
-        systems={OURS: f"phalanx {phalanx.__version__}, asked over HTTP, each role followed"},
-        measures=MEASURES,
-        samples=tuple(samples),
+        goals=lambda report: goals(report, workload.num_roles),
     )
-    report = msgspec.structs.replace(report, goals=goals(report, workload.num_roles))
-    deliver(report, folder, console)
-    return folder
 
 
 def goals(report: Report, num_roles: int) -> tuple[Goal, ...]:

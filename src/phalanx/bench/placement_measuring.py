@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.progress import Progress
 
 import phalanx
-from phalanx.bench.machine import machine
-from phalanx.bench.report_files import deliver, report_console
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.results import Goal, Measure, Report, Sample
 from phalanx.errors import ConfigurationError
 from phalanx.roles.placement.picture import picture
@@ -106,11 +102,9 @@ def _role(workload: WorkloadType, replicas: int, ranks: int) -> InferenceRoleSpe
 
 def measure_placement(workload: PlacementWorkload, output: Path) -> Path:
     """Measure, print the table and the goals, and return the folder with the report."""
-    console = report_console()
-    started = datetime.now(UTC)
-    load = os.getloadavg()[0]
+    run = BenchmarkRun("placement", output)
     samples: list[Sample] = []
-    with Progress(console=console) as bar:
+    with Progress(console=run.console) as bar:
         task = bar.add_task("placement", total=workload.repeats * len(PlacementMode))
         for repeat in range(workload.repeats):
             for mode in PlacementMode:
@@ -121,27 +115,20 @@ def measure_placement(workload: PlacementWorkload, output: Path) -> Path:
                     for key, value in _round(mode, size)
                 ]
                 bar.advance(task)
-    report = Report(
-        name="placement",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={
-            "machine": machine(),
-            "load average at the start": f"{load:.2f}",
-            "version": f"phalanx {phalanx.__version__}",
-            "job": f"nodes of {DEVICES_PER_NODE}; engines of 2, 1 and 4 devices, and a trainer",
-        },
-        systems={
+    return run.deliver(
+        {
             PlacementMode.DECOUPLED.value: "a group of its own for each",
             PlacementMode.SPLIT.value: "slices of one group",
             PlacementMode.DEFER.value: "all devices for each of the four, by turns",
         },
-        measures=measures(workload),
-        samples=tuple(samples),
+        measures(workload),
+        samples,
+        context={
+            "version": f"phalanx {phalanx.__version__}",
+            "job": f"nodes of {DEVICES_PER_NODE}; engines of 2, 1 and 4 devices, and a trainer",
+        },
+        goals=goals,
     )
-    report = msgspec.structs.replace(report, goals=goals(report))
-    folder = output / f"placement-{started:%Y%m%d-%H%M%S}"
-    deliver(report, folder, console)
-    return folder
 
 
 def goals(report: Report) -> tuple[Goal, ...]:

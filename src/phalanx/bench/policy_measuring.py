@@ -10,19 +10,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.progress import Progress
 
-from phalanx.bench.machine import machine
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.policy_geometry import ACTION_DIM, CAMERAS, Geometry, policy_checkpoint
 from phalanx.bench.policy_goals import FULL, MASKED, goals
 from phalanx.bench.policy_phases import ALONE, TOGETHER, Chunk, Several, largest_difference
 from phalanx.bench.policy_systems import PHALANX
-from phalanx.bench.report_files import print_table, report_console, write_report
-from phalanx.bench.results import Measure, Report, Sample
+from phalanx.bench.results import Measure, Sample
 from phalanx.bench.running_system import Placed, RunningSystem, start_system
 from phalanx.bench.turns import Phase, Turn, take_turns
 
@@ -49,18 +46,16 @@ def measure_policies(
 
     `cache` keeps the checkpoint for later runs.
     """
-    console = report_console()
-    started = datetime.now(UTC)
-    folder = output / f"policy-{started:%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
+    run = BenchmarkRun("policy", output)
+    run.folder.mkdir(parents=True)
     chunks: list[Phase] = [Chunk(case, workload.count) for case in CASES]
     several: list[Phase] = []
     if workload.together:
         several = [Several(MASKED, workload.together, how) for how in (ALONE, TOGETHER)]
-    with Progress(console=console) as bar, ExitStack() as stack:
+    with Progress(console=run.console) as bar, ExitStack() as stack:
         checkpoint = policy_checkpoint(workload.geometry, cache)
         systems = [(PHALANX, Path(sys.executable)), *peers]
-        running = _start(stack, systems, workload, checkpoint, folder)
+        running = _start(stack, systems, workload, checkpoint, run.folder)
         ours, *others = running
         differences = {
             f"actions differ from {other.name}'s by, {case.label}": format(
@@ -74,27 +69,20 @@ def measure_policies(
         samples = take_turns(turns, workload.repeats, bar)
         samples += [_memory(one) for one in running]
         descriptions = {one.name: one.description for one in running}
-    report = Report(
-        name="policy",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
+    for words, difference in differences.items():
+        run.console.print(f"{words}: {difference}", highlight=False)
+    return run.deliver(
+        descriptions,
+        (*(m for phase in (*chunks, *several) for m in phase.measures), MEMORY),
+        samples,
         context={
-            "machine": machine(),
             "model": workload.geometry.description,
             "dtype": workload.dtype,
             "threads": str(workload.threads),
             **differences,
         },
-        systems=descriptions,
-        measures=(*(m for phase in (*chunks, *several) for m in phase.measures), MEMORY),
-        samples=tuple(samples),
+        goals=goals,
     )
-    report = msgspec.structs.replace(report, goals=goals(report))
-    write_report(report, folder)
-    print_table(report, console)
-    for words, difference in differences.items():
-        console.print(f"{words}: {difference}", highlight=False)
-    console.print(f"written to {folder}: report.md, report.png, report.json")
-    return folder
 
 
 def _start(

@@ -7,20 +7,17 @@ is not being measured does nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.progress import Progress
 
 import phalanx
-from phalanx.bench.machine import machine
-from phalanx.bench.report_files import deliver, report_console
-from phalanx.bench.results import Measure, Report, Sample
+from phalanx.bench.benchmark_run import BenchmarkRun
+from phalanx.bench.results import Measure, Sample
 from phalanx.bench.roles_job import MODEL, EngineSetting, RoleJob, running_role
 from phalanx.roles.contracts import Tag
 from phalanx.schema.roles import WeightSource
@@ -94,32 +91,23 @@ MEASURES = (
 
 def measure_roles(setting: EngineSetting, workload: RolesWorkload, output: Path) -> Path:
     """Measure, print the table, and return the folder with the report and the engines' logs."""
-    console = report_console()
-    started = datetime.now(UTC)
-    load = os.getloadavg()[0]
-    folder = output / f"roles-{started:%Y%m%d-%H%M%S}"
-    with Progress(console=console) as bar, asyncio.Runner() as runner:
-        samples = runner.run(_Run(setting, workload, folder / "logs", bar).measure())
-    report = Report(
-        name="roles",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
+    run = BenchmarkRun("roles", output)
+    with Progress(console=run.console) as bar, asyncio.Runner() as runner:
+        samples = runner.run(_Measuring(setting, workload, run.folder / "logs", bar).measure())
+    return run.deliver(
+        DESCRIPTIONS,
+        MEASURES,
+        samples,
         context={
-            "machine": machine(),
-            "load average at the start": f"{load:.2f}",
             "model": f"{setting.checkpoint.name}, {setting.dtype}, {setting.threads} threads, "
             f"KV cache of {setting.kv_tokens} tokens",
             "requests that run": f"{workload.num_requests} of {workload.new_tokens} tokens",
             "memory": "resident, of all processes of one engine, mapped files with it",
         },
-        systems=DESCRIPTIONS,
-        measures=MEASURES,
-        samples=tuple(samples),
     )
-    deliver(report, folder, console)
-    return folder
 
 
-class _Run:
+class _Measuring:
     """Both roles, and what has been measured so far."""
 
     def __init__(

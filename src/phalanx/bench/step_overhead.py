@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import torch
 from rich.progress import Progress
 
 import phalanx
+from phalanx.bench.benchmark_run import BenchmarkRun
 from phalanx.bench.idle_model import PROMPT_TOKENS, IdleRequest, idle_loop
-from phalanx.bench.machine import machine
-from phalanx.bench.report_files import deliver, report_console
 from phalanx.bench.results import Goal, Measure, Report, Sample
 from phalanx.device.stage_times import StageTimes
 from phalanx.loop.step_loop import StepLoop
@@ -56,11 +52,9 @@ def measure_steps(
     that is left out).
     """
     torch.set_num_threads(1)
-    console = report_console()
-    started = datetime.now(UTC)
-    load = os.getloadavg()[0]
+    run = BenchmarkRun("step", output)
     samples: list[Sample] = []
-    with Progress(console=console) as bar:
+    with Progress(console=run.console) as bar:
         task = bar.add_task("steps", total=repeats * len(rows) + (model is not None))
         for repeat in range(repeats):
             for count in rows:
@@ -77,21 +71,15 @@ def measure_steps(
                 for repeat, share in enumerate(decode_shares(model, repeats))
             ]
             bar.advance(task)
-    report = Report(
-        name="step",
-        started=f"{started:%Y-%m-%d %H:%M} UTC",
-        context={"machine": machine(), "load average at the start": f"{load:.2f}"},
-        systems={
+    return run.deliver(
+        {
             OURS: f"phalanx {phalanx.__version__}, torch {torch.__version__}, 1 thread",
             AHEAD: "the same, the next step prepared and planned while one is computed",
         },
-        measures=tuple(_measures(rows, with_share=model is not None)),
-        samples=tuple(samples),
+        _measures(rows, with_share=model is not None),
+        samples,
+        goals=lambda report: goals(report, rows),
     )
-    report = msgspec.structs.replace(report, goals=tuple(goals(report, rows)))
-    folder = output / f"step-{started:%Y%m%d-%H%M%S}"
-    deliver(report, folder, console)
-    return folder
 
 
 def _samples(rows: int, steps: int, repeat: int) -> Iterator[Sample]:
