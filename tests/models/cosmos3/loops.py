@@ -111,8 +111,10 @@ class Drive:
         nodes = self.service._engine._nodes
         return {name: node.submodule for name, node in nodes.items()}
 
-    def start(self, rid: str, inputs: RowInputs, **options: Any) -> MediaRequest:  # noqa: ANN401
-        row = MediaRequest(inputs, self.num_branches, **options)
+    def start(
+        self, rid: str, inputs: RowInputs, make: type[MediaRequest] = MediaRequest, **options: Any
+    ) -> MediaRequest:
+        row = make(inputs, self.num_branches, **options)
         self.deltas[rid] = []
         self.service.start_row(rid, row)
         return row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models.cosmos3.loops import LOOPS, TOLERANCE, Drive, Loop, errors, final, model_of
+from tests.models.cosmos3.loops import LOOPS, TOLERANCE, Drive, Loop, errors, model_of
 
 
 @pytest.fixture(scope="module")

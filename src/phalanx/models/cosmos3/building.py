@@ -98,14 +98,11 @@ def build_service(
     model: LoadedCosmos3, args: Cosmos3Args, answer: Answer, *, decode_video: bool = False
 ) -> Cosmos3Service:
     """A service of `args.max_batch_size` requests at once."""
-    parts = (model.transformer, model.backend, model.branches, model.lockstep)
-    text = TextNode(*parts)
-    nodes: dict[str, NodeSubmodule] = {
-        TEXT_NODE: text,
-        DENOISE_NODE: DenoiseNode(*parts, args.max_batch_size),
-    }
+    nodes = nodes_of(model, args.max_batch_size)
+    text = nodes[TEXT_NODE]
+    assert isinstance(text, TextNode)
     engine = StepEngine(model.backend)
-    engine.load_model(nodes, list(_specs(model, args)))
+    engine.load_model(nodes, list(specs_of(model, args)))
     engine.warm_up()
     config = model.transformer.config
     rows = RowMaker(config, model.scheduler, model.backend.device, decode_video=decode_video)
@@ -133,7 +130,13 @@ def read_scheduler(directory: Path) -> SchedulerConfig:
         raise CheckpointError(f"{path} cannot be used: {error}") from error
 
 
-def _specs(model: LoadedCosmos3, args: Cosmos3Args) -> Iterator[ResourceSpec]:
+def nodes_of(model: LoadedCosmos3, max_batch_size: int) -> dict[str, NodeSubmodule]:
+    """The nodes by name."""
+    parts = (model.transformer, model.backend, model.branches, model.lockstep)
+    return {TEXT_NODE: TextNode(*parts), DENOISE_NODE: DenoiseNode(*parts, max_batch_size)}
+
+
+def specs_of(model: LoadedCosmos3, args: Cosmos3Args) -> Iterator[ResourceSpec]:
     """The cache of texts, attention of texts and attention of media to them."""
     transformer, text, media = model.transformer, frozenset({TEXT_NODE}), frozenset({DENOISE_NODE})
     config = transformer.config

@@ -7,7 +7,7 @@ within their row and branch; nothing of them is kept but the new latents.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from phalanx.device.base import DeviceBackend
 from phalanx.layers.interleaved_rotary import Rotary
+from phalanx.models.cosmos3.config import Cosmos3Config
 from phalanx.models.cosmos3.geometry import MediaShape, media_positions
 from phalanx.models.cosmos3.guidance import AWAY, TOWARDS, BranchRanks, guided
 from phalanx.models.cosmos3.lockstep import Lockstep
@@ -32,6 +33,9 @@ from phalanx.step.resources.kv_cache import KVStep
 from phalanx.step.submodule import EngineInputs, StepRow
 
 ATTENTION = "media_attention"
+
+Positions = Callable[[Cosmos3Config, MediaShape, int], Tensor]
+"""Where the media of a layout stand behind so many tokens of text, such as `media_positions`."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,13 @@ class DenoiseNode(MediaNode):
         branches: BranchRanks,
         lockstep: Lockstep,
         max_batch_size: int,
+        positions: Positions = media_positions,
     ) -> None:
         super().__init__()
         self._transformer = transformer
         self._branches = branches
         self._lockstep = lockstep
-        self._rotaries = _Rotaries(transformer, backend, 2 * max_batch_size)
+        self._rotaries = _Rotaries(transformer, backend, positions, 2 * max_batch_size)
         self.num_forwards = 0
         self.num_tokens = 0
         self._attention: JointAttention
@@ -170,10 +175,15 @@ class _Rotaries:
     """Cosines and sines by layout and length of the text; those of the newest are kept."""
 
     def __init__(
-        self, transformer: Cosmos3Transformer, backend: DeviceBackend, most_kept: int
+        self,
+        transformer: Cosmos3Transformer,
+        backend: DeviceBackend,
+        positions: Positions,
+        most_kept: int,
     ) -> None:
         self._transformer = transformer
         self._backend = backend
+        self._positions = positions
         self._most_kept = most_kept
         self._known: OrderedDict[tuple[MediaShape, int], Rotary] = OrderedDict()
 
@@ -188,7 +198,7 @@ class _Rotaries:
         key = shape, num_text
         found = self._known.get(key)
         if found is None:
-            positions = media_positions(self._transformer.config, shape, num_text)
+            positions = self._positions(self._transformer.config, shape, num_text)
             found = self._transformer.rotary(self._backend.upload(positions.numpy()))
             while len(self._known) >= self._most_kept:
                 self._known.popitem(last=False)
