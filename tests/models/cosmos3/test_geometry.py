@@ -127,8 +127,8 @@ def test_unknown_keys_are_ignored_and_axes_are_found_where_a_file_has_them():
     raw = {**document("silu/config"), "not_a_size": {"at": "all"}}
     assert config() == Cosmos3Config.from_json(raw)
     del raw["rope_axes_dim"]
-    raw["rope_scaling"] = {"mrope_section": [2, 3, 3]}
-    assert Cosmos3Config.from_json(raw).rope_axes_dim == (2, 3, 3)
+    raw["rope_scaling"] = {"mrope_section": [3, 3, 2]}
+    assert Cosmos3Config.from_json(raw).rope_axes_dim == (3, 3, 2)
     del raw["action_dim"]
     assert Cosmos3Config.from_json({**raw, "max_action_dim": 9}).action_dim == 9
 
@@ -149,7 +149,8 @@ def test_unknown_keys_are_ignored_and_axes_are_found_where_a_file_has_them():
             "num_attention_heads=4 .* a multiple of num_key_value_heads=3",
         ),
         ({"rope_axes_dim": [4, 2, 3]}, r"rope_axes_dim=\[4, 2, 3\] .* add up to head_dim / 2 = 8"),
-        ({"rope_axes_dim": [0, 4, 4]}, "rope_axes_dim=.* at most 3 each for height and width"),
+        ({"rope_axes_dim": [0, 4, 4]}, "rope_axes_dim=.* at most 3 for height and 2 for width"),
+        ({"rope_axes_dim": [2, 3, 3]}, "rope_axes_dim=.* at most 3 for height and 2 for width"),
         ({"rope_axes_dim": [4, 4]}, "rope_axes_dim=.* three whole numbers"),
         ({"rope_axes_dim": 8}, "rope_axes_dim=8 .* three whole numbers"),
         ({"patch_latent_dim": 25}, "patch_latent_dim=25 .* = 24"),

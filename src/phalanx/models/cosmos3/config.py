@@ -75,13 +75,14 @@ class Cosmos3Config:
             raise _impossible(
                 "rope_axes_dim", list(axes), f"three numbers that add up to head_dim / 2 = {half}"
             )
-        if 3 * max(axes[1:]) > half + 1:
+        height, width = (half + 1) // 3, half // 3
+        if axes[1] > height or axes[2] > width:
             # They take every third frequency, so more do not find room.
             raise _impossible(
                 "rope_axes_dim",
                 list(axes),
-                f"at most {(half + 1) // 3} each for height and width, which take every third "
-                f"of {half} frequencies",
+                f"at most {height} for height and {width} for width, which take every third of "
+                f"{half} frequencies",
             )
 
     @classmethod
