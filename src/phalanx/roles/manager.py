@@ -189,13 +189,15 @@ class InferenceManager:
         """Wait until whoever sends requests knows what is published, for as long as it is sensible."""
         await self.followers.have(self._registry.snapshot.revision)
 
-    def residency(self) -> Mapping[str, frozenset[Tag] | None]:
-        """What each replica that runs holds, by engine id; None: nobody is certain."""
+    def residency(self, *, in_turns: bool = False) -> Mapping[str, frozenset[Tag] | None]:
+        """What each replica that runs holds, by engine id; None: nobody is certain. `in_turns`:
+        without those that stay in every phase, as they have devices of their own.
+        """
         return {
             slot.engine_id: slot.holds()
             for pool in self._pools.values()
             for slot in pool.all_slots
-            if not slot.is_free
+            if not slot.is_free and not (in_turns and pool.stays(slot))
         }
 
     def absence(self) -> Absence | None:

@@ -18,7 +18,7 @@ from phalanx.roles.router_link import RouterLink
 from phalanx.roles.slot import Slot
 from phalanx.roles.weights import ModelWeights
 from phalanx.routing.roles.snapshot import ReplicaState, RoleModel
-from phalanx.schema.roles import InferenceModelSpec, WeightSource
+from phalanx.schema.roles import EngineKind, InferenceModelSpec, WeightSource
 
 
 class ModelPool:
@@ -101,6 +101,13 @@ class ModelPool:
     def holds_anything(self) -> bool:
         """Whether an engine that lives holds memory, or may."""
         return any(not replica.residency.is_empty for replica in self.replicas())
+
+    def stays(self, slot: Slot) -> bool:
+        """Whether its replica is there in every phase: one of a role that takes turns on the job's
+        devices, which has devices of its own and is somebody else's to put to sleep.
+        """
+        is_external = self.model.engine_groups[slot.group_index].engine is EngineKind.EXTERNAL
+        return is_external and self.role.takes_turns
 
     def shown(self) -> RoleModel:
         """What a snapshot says of the model."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from phalanx.roles.contracts import ALL_TAGS, Backends, Tag
 from phalanx.roles.events import EventKind, EventLog
-from phalanx.schema.roles import DeploymentSpec, InferenceRoleSpec
+from phalanx.schema.roles import DeploymentSpec, InferenceRoleSpec, PlacementMode
 
 
 @dataclass
@@ -37,6 +37,16 @@ class RoleState:
     @property
     def deployment(self) -> DeploymentSpec:
         return self.spec.deployment
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it has devices of the job by turns with other roles."""
+        has_devices = any(
+            group.placement is not None
+            for model in self.spec.models
+            for group in model.engine_groups
+        )
+        return has_devices and self.deployment.placement is PlacementMode.DEFER
 
     def tell(self, kind: EventKind, detail: str, *, model: str = "", engine_id: str = "") -> None:
         self.events.add(self.spec.role, kind, model=model, engine_id=engine_id, detail=detail)

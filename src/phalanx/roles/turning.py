@@ -61,19 +61,22 @@ async def drain(role: RoleState, pools: Iterable[ModelPool]) -> None:
 
 
 async def deactivate(role: RoleState, pools: Iterable[ModelPool]) -> None:
-    """Hold nothing, for certain."""
+    """Hold nothing, for certain. Of a role that takes turns, replicas that stay go on serving."""
     pools = tuple(pools)
     role.wanted, role.drained = frozenset(), False
-    withdraw(pools)
-    failures = await all_to_their_ends(
-        _to_sleep(pool, slot) for pool in pools for slot in pool.occupied_slots
-    )
+    going = [(pool, slot) for pool in pools for slot in pool.occupied_slots if not pool.stays(slot)]
+    _withdraw((pool, slot.replica) for pool, slot in going if slot.replica is not None)
+    failures = await all_to_their_ends(_to_sleep(pool, slot) for pool, slot in going)
     raise_failures(f"role {role.spec.role!r} is not asleep everywhere", failures)
 
 
 def withdraw(pools: Iterable[ModelPool]) -> None:
     """Before anything is done to them, everybody is told, by one snapshot of each role."""
-    ready = [(pool, replica) for pool in pools for replica in pool.replicas(ReplicaState.READY)]
+    _withdraw((pool, replica) for pool in pools for replica in pool.replicas())
+
+
+def _withdraw(replicas: Iterable[tuple[ModelPool, Replica]]) -> None:
+    ready = [(pool, each) for pool, each in replicas if each.state is ReplicaState.READY]
     for _, replica in ready:
         replica.move(ReplicaState.DRAINING)
     for pool, _ in ready[:1]:

@@ -9,9 +9,10 @@ import pytest
 from phalanx.errors import ConfigurationError, EngineUnavailableError
 from phalanx.roles.contracts import ALL_TAGS, EngineCallError
 from phalanx.routing.roles.snapshot import ReplicaState
+from phalanx.schema.roles import ModelPlacement, Ownership, PlacementMode
 from phalanx.testing.role_fakes import FakeRoleWorld
 from phalanx.testing.role_faults import Fault
-from tests.roles.manager.case import case, model, run
+from tests.roles.manager.case import EngineGroupSpec, EngineKind, case, model, run
 
 CYCLE = ["starting", "ready", "draining", "sleeping", "onloading", "ready"]
 
@@ -378,5 +379,42 @@ def test_a_refused_release_asks_one_without_its_cache_for_no_flush():
         assert not c.world.misused
         assert c.manager.residency() == {"m/0": frozenset()}
         await c.manager.shutdown()
+
+    run(scenario)
+
+
+MINE = ModelPlacement(Ownership.CONTROLLER, (0,), (0,), "actor", "score")
+THEIRS = EngineGroupSpec(engine=EngineKind.EXTERNAL, urls=("http://127.0.0.1:1",))
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_i74_an_external_engine_of_a_role_that_takes_turns_is_somebody_elses_to_put_to_sleep(
+    placed,
+):
+    """But where the role is on devices of nobody's else, its operator's word is meant for it."""
+
+    async def scenario():
+        own = EngineGroupSpec(placement=MINE if placed else None)
+        c = case(
+            model("m", engine_groups=(own,)),
+            model("theirs", engine_groups=(THEIRS,)),
+            placement=PlacementMode.DEFER,
+            start_asleep=True,
+        )
+        await c.manager.start()
+        await c.manager.activate()
+        await c.manager.deactivate()
+        assert c.state("m/0") is ReplicaState.SLEEPING
+        stays = ReplicaState.READY if placed else ReplicaState.SLEEPING
+        assert c.state("theirs/0") is stays and c.model_state("theirs") is stays
+        assert bool(c.engine("theirs/0").held) is placed
+        held = c.manager.residency()
+        assert (held["m/0"], held["theirs/0"]) == (frozenset(), ALL_TAGS if placed else frozenset())
+        assert not any(c.manager.residency(in_turns=True).values())
+        await c.manager.activate()
+        assert c.states_seen("theirs/0") == (["ready"] if placed else CYCLE[1:])
+        assert c.state("m/0") is ReplicaState.READY
+        await c.manager.shutdown()
+        assert not c.violations
 
     run(scenario)

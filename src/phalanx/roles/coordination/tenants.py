@@ -64,7 +64,7 @@ class RoleTenant:
         self._manager = manager
 
     def holding(self) -> Holding:
-        return _holding(self._manager.residency())
+        return _holding(self._manager.residency(in_turns=True))
 
     async def activate(self) -> None:
         await self._manager.activate()
