@@ -39,8 +39,8 @@ from rl.grading import QUESTIONS, TOP_K, judges_messages, prompts, reward
 from rl.learner import Learner, LearnerSettings, own_devices
 
 STUDENT = "student"
-ATTEMPTS = 20
-"""At a phase: a job that is started anew takes a while."""
+ATTEMPTS = 8
+"""At a phase: a gateway that is started anew takes a while."""
 ASKING = AskingSettings(ready_timeout_s=5.0)
 """Roles are ready in their phases; where one is not for so long, its phase is entered again."""
 

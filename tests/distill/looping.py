@@ -42,7 +42,8 @@ from phalanx.distill import (
 )
 
 PLAN = LoopPlan(
-    scoring={Scoring.JUDGE: "genrm", Scoring.TEACHER: "teacher", Scoring.STUDENT: "student_score"}
+    scoring={Scoring.JUDGE: "genrm", Scoring.TEACHER: "teacher", Scoring.STUDENT: "student_score"},
+    pause_s=0.01,
 )
 Point = Callable[[str], None]
 

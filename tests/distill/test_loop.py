@@ -262,6 +262,8 @@ def test_plans_that_cannot_be_met_are_refused(tmp_path):
         LoopPlan(scoring={Scoring.STUDENT: "s", Scoring.TEACHER: "t"})
     with pytest.raises(ConfigurationError, match="attempts=0"):
         LoopPlan(attempts=0)
+    with pytest.raises(ConfigurationError, match="pause_s=-1"):
+        LoopPlan(pause_s=-1)
     assert LoopPlan().phases == ("rollout", "teacher", "train")
 
 

@@ -7,6 +7,7 @@ done by a process that was killed is not done again, and what was begun is taken
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,7 @@ from phalanx.errors import (
 )
 
 _T = TypeVar("_T")
+MAX_PAUSE_S = 30.0
 _PASSING = (EngineUnavailableError, RequestFailedError, RoleOperationFailedError)
 
 
@@ -46,7 +48,8 @@ _PASSING = (EngineUnavailableError, RequestFailedError, RoleOperationFailedError
 class LoopPlan:
     """The names of the job's phases: of the rollout, of each scoring in the order in which they run,
     and of the trainer. `batches` is what ids of batches begin with: `NAME-STEP`. A phase whose work
-    failed for a passing reason is entered again, `attempts` times in all.
+    failed for a passing reason is entered again, `attempts` times in all, `pause_s` after the first
+    of them and longer after each later one: a death may be known a moment later.
     """
 
     rollout: str = "rollout"
@@ -55,10 +58,13 @@ class LoopPlan:
     batches: str = "step"
     trainer_id: str = "trainer"
     attempts: int = 3
+    pause_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ConfigurationError(f"attempts={self.attempts} must be at least 1")
+        if not 0 <= self.pause_s < math.inf:
+            raise ConfigurationError(f"pause_s={self.pause_s} must be at least 0")
         order = list(self.scoring)
         if (
             Scoring.STUDENT in order
@@ -70,6 +76,10 @@ class LoopPlan:
 
     def batch_id(self, step: int) -> str:
         return f"{self.batches}-{step}"
+
+    def pause_after_s(self, attempt: int) -> float:
+        """Before the next one; the first attempt is 0."""
+        return min(self.pause_s * 2.0 ** min(attempt, 30), MAX_PAUSE_S)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -223,6 +233,7 @@ class DistillLoop:
                 self._entered = None
                 if attempt + 1 == self.plan.attempts:
                     raise
+            await asyncio.sleep(self.plan.pause_after_s(attempt))
         raise AssertionError("a phase has at least one attempt")
 
     async def _enter(self, phase: str, batch_id: str) -> None:

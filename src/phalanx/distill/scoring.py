@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ from phalanx.distill.prefill import (
 from phalanx.distill.sample import Sample, TeacherScores, digest
 from phalanx.distill.support import support_of
 from phalanx.distill.token_table import TokenTable
-from phalanx.errors import InvalidRequestError, ScoresMisalignedError
+from phalanx.errors import EngineUnavailableError, InvalidRequestError, ScoresMisalignedError
 from phalanx.routing.roles.resolver import RoleSelector, choose_model
 
 
@@ -70,7 +71,7 @@ class TeacherScorer:
         """
         for sample in samples:
             _check_request(sample)
-        await look(self._client)
+        await look(self._client, self.settings.asking)
 
         concurrency = self.settings.asking.max_concurrency
         scored = await each_sample(samples, self._scored, on_sample, concurrency)
@@ -143,7 +144,7 @@ class StudentScorer:
         """Copies of the samples with `student_at_teacher_topk`, where they want it, in their order;
         `on_sample` gets each new one.
         """
-        await look(self._client)
+        await look(self._client, self.settings.asking)
         act = partial(self._scored, model=model)
         return await each_sample(samples, act, on_sample, self.settings.asking.max_concurrency)
 
@@ -235,10 +236,20 @@ class _Prefills:
         ]
 
 
-async def look(client: AsyncRoleClient) -> None:
-    """Ask discovery now, so that versions are not those of a moment ago."""
-    if not client.is_engine:
-        await client.engines()
+async def look(client: AsyncRoleClient, asking: AskingSettings) -> None:
+    """Ask discovery now, so that versions are not those of a moment ago. Where nobody answers, as
+    while a gateway is started anew, it is asked until the role should be ready.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + asking.ready_timeout_s
+    while not client.is_engine:
+        try:
+            await client.engines()
+            return
+        except EngineUnavailableError:
+            if loop.time() >= end_s:
+                raise
+        await asyncio.sleep(client.settings.retry_s)
 
 
 def known_version(client: AsyncRoleClient, route: Route) -> str | None:
