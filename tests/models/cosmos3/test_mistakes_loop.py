@@ -128,7 +128,7 @@ MISTAKES = [
         "no corrector", {T2V: [0.35], I2V: [0.16], POLICY: [0.12, 0.07]}, row=solved(Uncorrected)
     ),
     Mistake(
-        # cond + g (cond - uncond) is uncond + (g + 1) (cond - uncond)
+        # To begin at the prompt's velocity is to go one more time the whole way.
         "guided from the wrong end",
         {T2V: [1.53], I2V: [2.43], POLICY: [1.35, 0.66]},
         lambda loop: {"guidance": Guidance(loop.inputs().guidance.scale + 1)},
