@@ -15,7 +15,7 @@ from phalanx.schema.job_placement import TRAINER, PhaseSpec
 from phalanx.schema.roles import PlacementMode
 from phalanx.testing.clock import ManualClock
 from phalanx.testing.phase_fakes import FakeProcesses, FakeTenant, MemoryJournal
-from phalanx.testing.role_faults import Faults
+from phalanx.testing.role_faults import Fault, Faults
 from phalanx.testing.virtual_time import run_virtual
 from phalanx.wire.phases import (
     AttachTrainer,
@@ -90,6 +90,18 @@ class Phases:
             if each.name == phase:
                 return
 
+    async def amid(
+        self,
+        call: str,
+        operation: Coroutine[object, object, PhasesDocument],
+        fault: Fault = Fault.SLOW,
+    ) -> asyncio.Task[PhasesDocument]:
+        """An operation that is in the middle of a tenant's `call`, which goes so."""
+        self.faults.next(call, [fault])
+        running = asyncio.create_task(operation)
+        await until(self.log, call)
+        return running
+
     def new_id(self) -> str:
         return f"op-{next(self._ids)}"
 
@@ -100,6 +112,16 @@ class Phases:
     def told(self) -> list[str]:
         """The events, in order."""
         return [f"{event.role} {event.detail}".strip() for event in self.events.after(0)]
+
+
+async def trainer_on_its_way(
+    fault: Fault = Fault.SLOW,
+) -> tuple[Phases, asyncio.Task[PhasesDocument]]:
+    """Its phase was asked for, and the last scorer, which goes so, has not given its memory back."""
+    p = Phases()
+    p.attach()
+    await p.up_to("teacher")
+    return p, await p.amid("deactivate teacher", p.enter("train"), fault)
 
 
 async def until(log: list[str], words: str) -> None:

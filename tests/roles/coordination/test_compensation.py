@@ -4,19 +4,33 @@ kept.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
+from phalanx.roles.coordination.schedule import Schedule
 from phalanx.roles.coordination.steps import ENTERING
 from phalanx.schema.job_placement import TRAINER, PhaseSpec
 from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import Holding
-from tests.roles.coordination.case import DEFER, PID, Phases, run, until
+from tests.roles.coordination.case import DEFER, PID, Phases, run, trainer_on_its_way
 
 CERTAIN = [Fault.REFUSED]
 UNCERTAIN = [Fault.UNSENT, Fault.UNANSWERED]
+BOTH = Schedule(
+    DEFER.mode,
+    (PhaseSpec("both", ("rollout", "genrm")), PhaseSpec("train", (TRAINER,))),
+    {"rollout": ("n:0",), "genrm": ("n:1",), TRAINER: ("n:0", "n:1")},
+)
+
+
+async def not_cleared(fault: Fault, match: str | None = None) -> Phases:
+    """The rollout did not go, as the judge's phase was to begin."""
+    p = Phases()
+    await p.enter("rollout")
+    p.faults.next("deactivate rollout", [fault])
+    with pytest.raises(RoleOperationFailedError, match=match):
+        await p.enter("genrm")
+    return p
 
 
 def test_every_step_says_what_undoes_it():
@@ -49,11 +63,7 @@ def test_begin_what_cannot_be_written_down_is_not_begun():
 @pytest.mark.parametrize("fault", UNCERTAIN)
 def test_d9_clear_an_uncertain_role_keeps_its_lease_and_blocks(fault):
     async def scenario():
-        p = Phases()
-        await p.enter("rollout")
-        p.faults.next("deactivate rollout", [fault])
-        with pytest.raises(RoleOperationFailedError):
-            await p.enter("genrm")
+        p = await not_cleared(fault)
         assert (p.document.phase, p.holders) == (None, {"rollout"})
         assert p.document.leases[0].holding is Holding.UNKNOWN
         assert {tenant.phase for tenant in p.tenants.values()} == {None}
@@ -70,11 +80,7 @@ def test_d9_clear_an_uncertain_role_keeps_its_lease_and_blocks(fault):
 
 def test_d9_clear_a_role_that_refuses_keeps_its_lease_and_what_it_holds():
     async def scenario():
-        p = Phases()
-        await p.enter("rollout")
-        p.faults.next("deactivate rollout", [Fault.REFUSED])
-        with pytest.raises(RoleOperationFailedError, match="'rollout' holds memory on"):
-            await p.enter("genrm")
+        p = await not_cleared(Fault.REFUSED, "'rollout' holds memory on")
         assert p.holders == {"rollout"}
         assert p.really_resident() == ["rollout"]
         await p.recover()
@@ -85,11 +91,7 @@ def test_d9_clear_a_role_that_refuses_keeps_its_lease_and_what_it_holds():
 
 def test_d9_somebodys_word_frees_what_cannot_say():
     async def scenario():
-        p = Phases()
-        await p.enter("rollout")
-        p.faults.next("deactivate rollout", [Fault.UNSENT])
-        with pytest.raises(RoleOperationFailedError):
-            await p.enter("genrm")
+        p = await not_cleared(Fault.UNSENT)
         p.tenants["rollout"].really_holds = False
         p.faults.always("find_out rollout", Fault.UNSENT)
         await p.recover("rollout")
@@ -101,11 +103,7 @@ def test_d9_somebodys_word_frees_what_cannot_say():
 
 def test_look_again_a_replica_that_somebody_has_replaced_ends_the_uncertainty():
     async def scenario():
-        p = Phases()
-        await p.enter("rollout")
-        p.faults.next("deactivate rollout", [Fault.UNSENT])
-        with pytest.raises(RoleOperationFailedError):
-            await p.enter("genrm")
+        p = await not_cleared(Fault.UNSENT)
         p.coordinator.look_again()
         assert p.document.blocked is not None
         p.tenants["rollout"].held = Holding.NOTHING
@@ -134,9 +132,7 @@ def test_take_nobody_gets_a_device_of_one_who_holds_memory_without_a_lease():
 @pytest.mark.parametrize("fault", CERTAIN)
 def test_activate_what_was_activated_is_put_to_sleep_again(fault):
     async def scenario():
-        phases = (PhaseSpec("both", ("rollout", "genrm")), PhaseSpec("train", (TRAINER,)))
-        bundles = {"rollout": ("n:0",), "genrm": ("n:1",), TRAINER: ("n:0", "n:1")}
-        p = Phases(type(DEFER)(DEFER.mode, phases, bundles))
+        p = Phases(BOTH)
         p.faults.next("activate genrm", [fault])
         with pytest.raises(RoleOperationFailedError, match="genrm"):
             await p.enter("both")
@@ -169,9 +165,7 @@ def test_d9_activate_an_uncertain_role_keeps_its_lease(fault):
 
 def test_activate_what_failed_and_cannot_be_undone_keeps_its_lease():
     async def scenario():
-        phases = (PhaseSpec("both", ("rollout", "genrm")), PhaseSpec("train", (TRAINER,)))
-        bundles = {"rollout": ("n:0",), "genrm": ("n:1",), TRAINER: ("n:0", "n:1")}
-        p = Phases(type(DEFER)(DEFER.mode, phases, bundles))
+        p = Phases(BOTH)
         p.faults.next("activate genrm", [Fault.REFUSED])
         p.faults.next("deactivate rollout", [Fault.UNANSWERED])
         with pytest.raises(RoleOperationFailedError, match="'rollout' perhaps holds"):
@@ -185,12 +179,7 @@ def test_activate_what_failed_and_cannot_be_undone_keeps_its_lease():
 
 def test_activate_leases_that_cannot_be_written_down_are_given_up():
     async def scenario():
-        p = Phases()
-        p.attach()
-        await p.up_to("teacher")
-        p.faults.next("deactivate teacher", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("train"))
-        await until(p.log, "deactivate teacher")
+        p, entering = await trainer_on_its_way()
         p.journal.broken = 2
         with pytest.raises(RoleOperationFailedError, match="no space left"):
             await entering
@@ -203,12 +192,7 @@ def test_activate_leases_that_cannot_be_written_down_are_given_up():
 
 def test_activate_a_trainer_that_ends_meanwhile_gets_no_lease():
     async def scenario():
-        p = Phases()
-        p.attach()
-        await p.up_to("teacher")
-        p.faults.next("deactivate teacher", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("train"))
-        await until(p.log, "deactivate teacher")
+        p, entering = await trainer_on_its_way()
         p.processes.end(PID)
         with pytest.raises(RoleOperationFailedError, match="trainer has ended"):
             await entering
@@ -221,9 +205,7 @@ def test_activate_a_trainer_that_ends_meanwhile_gets_no_lease():
 def test_end_a_phase_whose_end_cannot_be_written_down_is_entered_all_the_same():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("rollout"))
-        await until(p.log, "activate rollout")
+        entering = await p.amid("activate rollout", p.enter("rollout"))
         p.journal.broken = 2
         with pytest.raises(RoleOperationFailedError, match="no space left"):
             await entering

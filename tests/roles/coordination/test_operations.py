@@ -18,15 +18,13 @@ from phalanx.roles.coordination.phase_operations import (
 )
 from phalanx.roles.coordination.record import OperationRecord, Outcome
 from phalanx.testing.role_faults import Fault
-from tests.roles.coordination.case import SPLIT, Phases, run, until
+from tests.roles.coordination.case import SPLIT, Phases, run
 
 
 def test_the_same_id_joins_what_runs_and_another_id_with_the_same_meaning_too():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.SLOW])
-        first = asyncio.create_task(p.enter("rollout", operation_id="a"))
-        await until(p.log, "activate rollout")
+        first = await p.amid("activate rollout", p.enter("rollout", operation_id="a"))
         again = [p.enter("rollout", operation_id=name) for name in ("a", "b", "a")]
         documents = await asyncio.gather(first, *again)
         assert {document.phase for document in documents} == {"rollout"}
@@ -43,9 +41,7 @@ def test_the_same_id_joins_what_runs_and_another_id_with_the_same_meaning_too():
 def test_the_same_id_with_another_meaning_is_refused_also_while_it_runs():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("rollout", operation_id="a"))
-        await until(p.log, "activate rollout")
+        entering = await p.amid("activate rollout", p.enter("rollout", operation_id="a"))
         with pytest.raises(RoleOperationRefusedError, match="another operation_id") as refused:
             await p.leave(operation_id="a")
         assert not isinstance(refused.value, PhaseBusyError)
@@ -85,9 +81,9 @@ def test_complaint_relax_242_the_outcome_is_known_after_a_restart():
 def test_an_operation_that_a_restart_cut_off_is_done_when_it_is_asked_for_again():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.HANG])
-        entering = asyncio.create_task(p.enter("rollout", operation_id="a"))
-        await until(p.log, "activate rollout")
+        entering = await p.amid(
+            "activate rollout", p.enter("rollout", operation_id="a"), Fault.HANG
+        )
         await p.restart()
         with pytest.raises(EngineUnavailableError):
             await entering

@@ -15,7 +15,7 @@ from phalanx.wire.phases import Holding
 from tests.gateway import whole
 from tests.gateway.chromium import browser, chromium
 from tests.roles.control.jobs import fake_job
-from tests.roles.coordination.case import Phases, run, until
+from tests.roles.coordination.case import Phases, run
 from tests.roles.coordination.test_over_http import FILE
 
 TEXT = "document.body.innerText"
@@ -36,9 +36,7 @@ def test_the_lines_say_where_a_job_is_and_who_has_what():
             "  rollout has the lease of n0:0, n0:1",
             "  trainer t holds nothing",
         ]
-        p.faults.next("deactivate rollout", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("genrm", "7"))
-        await until(p.log, "deactivate rollout")
+        entering = await p.amid("deactivate rollout", p.enter("genrm", "7"))
         assert lines(p)[1] == (
             "  to genrm for 0 s: the job waits until roles have finished, and have given their memory"
             " back"

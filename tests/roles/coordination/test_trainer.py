@@ -13,9 +13,8 @@ import pytest
 from phalanx.errors import ConfigurationError, RoleOperationRefusedError
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
 from phalanx.roles.coordination.trainer import SystemProcesses
-from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import Holding
-from tests.roles.coordination.case import PID, Phases, run, until
+from tests.roles.coordination.case import PID, Phases, run
 
 
 def test_d7_the_lease_ends_with_the_trainers_process():
@@ -156,9 +155,7 @@ def test_a_trainer_cannot_come_with_memory_while_devices_change_hands():
     async def scenario():
         p = Phases()
         await p.enter("rollout")
-        p.faults.next("activate genrm", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("genrm"))
-        await until(p.log, "activate genrm")
+        entering = await p.amid("activate genrm", p.enter("genrm"))
         with pytest.raises(PhaseBusyError, match="change hands"):
             p.attach(holds=True)
         p.attach()

@@ -15,7 +15,7 @@ from phalanx.roles.coordination.phase_operations import PhaseBusyError
 from phalanx.roles.outlook import Absence
 from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import Holding
-from tests.roles.coordination.case import PHASES, PID, SPLIT, Phases, run, until
+from tests.roles.coordination.case import PHASES, PID, SPLIT, Phases, run, trainer_on_its_way
 
 
 def test_i91_a_batch_goes_through_its_phases_and_everybody_has_gone_before_the_next_one_comes():
@@ -102,12 +102,7 @@ def test_i92_no_lease_is_given_up_by_somebody_who_may_hold_something():
 
 def test_i93_the_trainer_is_let_in_when_the_last_scorer_sleeps_for_certain():
     async def scenario():
-        p = Phases()
-        p.attach()
-        await p.up_to("teacher")
-        p.faults.next("deactivate teacher", [Fault.HANG])
-        entering = asyncio.create_task(p.enter("train"))
-        await until(p.log, "deactivate teacher")
+        p, entering = await trainer_on_its_way(Fault.HANG)
         assert p.document.trainer_holding is Holding.NOTHING
         assert p.document.transition is not None
         assert p.document.transition.phase == "train"
@@ -251,9 +246,7 @@ def test_an_unknown_phase_and_unusable_names_are_refused():
 def test_another_operation_waits_for_its_turn_outside():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("rollout", operation_id="a"))
-        await until(p.log, "activate rollout")
+        entering = await p.amid("activate rollout", p.enter("rollout", operation_id="a"))
         with pytest.raises(PhaseBusyError, match="asked to enter 'rollout' of batch '1'"):
             await p.leave()
         await entering
@@ -285,9 +278,7 @@ def test_in_a_job_whose_roles_stay_the_same_calls_move_nothing():
 def test_a_caller_who_leaves_does_not_end_the_operation():
     async def scenario():
         p = Phases()
-        p.faults.next("activate rollout", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("rollout"))
-        await until(p.log, "activate rollout")
+        entering = await p.amid("activate rollout", p.enter("rollout"))
         entering.cancel()
         document = p.document
         while document.transition is not None:

@@ -5,6 +5,7 @@ what messages say, and in the end every batch is trained on.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +55,12 @@ WIDE = JobLayout(
         PhaseSpec("train", (TRAINER,)),
     ),
 )
+MIXED = JobLayout(
+    roles=(RoleShape("rollout", ((A,),)), RoleShape("teacher", ((B,),), stays=True)),
+    trainer=(A,),
+    phases=SMALL.phases,
+)
+"""The teacher starts with its job, and whoever enters its phase waits for it."""
 MAX_TRIES = 8
 """After the last fault: more are no way forward."""
 LONG_S = 10_000.0
@@ -130,7 +137,8 @@ def _check_end(case: Case, lived: Lived) -> None:
         lived.problems.append(f"published: {kept.published}")
     if kept.saved != [step + 1 for step in steps] and not lived.problems:
         lived.problems.append(f"trained: {kept.saved}")
-    if not lived.problems and (world.devices.resident or world.devices.trainer_holds()):
+    left = [one for one in world.devices.resident if one.launch.role not in case.layout.staying]
+    if not lived.problems and (left or world.devices.trainer_holds()):
         lived.problems.append("somebody has memory at the end")
 
 
@@ -196,6 +204,10 @@ class Operator:
         try:
             if "recover what is dead" in message:
                 await self._replace(self._dead())
+            for role, engine_id in re.findall(r"`phalanx recover (\w+)/(\w+/\d+)`", message):
+                await self.ask("POST", f"/v1/roles/{role}/recover", {"engine_id": engine_id})
+            for role in re.findall(r"`phalanx wake (\w+)`", message):
+                await self.ask("POST", f"/v1/roles/{role}/activate", {})
             document = await self._client.phases()
             if document.blocked is not None:
                 await self._recover()
@@ -265,5 +277,5 @@ async def _asked(
 ) -> None:
     status = await operator.ask(method, path, body)
     moves = path.rpartition("/")[2] in ("activate", "deactivate", "drain")
-    if moves and status not in (409, None):
+    if moves and path.split("/")[3] not in world.layout.staying and status not in (409, None):
         world.note(f"{path} was answered with {status}: only phases move a role that takes turns")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from phalanx.testing.job_world_faults import WorldFault
-from tests.roles.model_check.living import SMALL, WIDE, Case, live
+from tests.roles.model_check.living import MIXED, SMALL, WIDE, Case, live
 
 LAYOUTS = st.sampled_from(
     [
@@ -20,6 +20,8 @@ LAYOUTS = st.sampled_from(
         replace(SMALL, says=False),
         replace(WIDE, says=False),
         replace(WIDE, lasting=False),
+        MIXED,
+        replace(MIXED, lasting=False),
     ]
 )
 FAULTS = st.lists(

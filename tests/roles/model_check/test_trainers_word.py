@@ -12,9 +12,8 @@ from phalanx.errors import RoleOperationFailedError
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
 from phalanx.roles.coordination.schedule import Schedule
 from phalanx.schema.job_placement import TRAINER, PhaseSpec
-from phalanx.testing.role_faults import Fault
 from phalanx.wire.phases import AttachTrainer, Holding, Recover, ReleaseTrainer
-from tests.roles.coordination.case import DEFER, PID, Phases, run, until
+from tests.roles.coordination.case import DEFER, PID, Phases, run, trainer_on_its_way
 
 
 async def training() -> tuple[Phases, int]:
@@ -99,12 +98,7 @@ def test_d9_a_trainer_that_enters_its_phase_again_keeps_its_lease_where_that_fai
 
 def test_a_trainer_that_attaches_anew_is_not_given_what_the_one_before_it_asked_for():
     async def scenario():
-        p = Phases()
-        p.attach()
-        await p.up_to("teacher")
-        p.faults.next("deactivate teacher", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("train"))
-        await until(p.log, "deactivate teacher")
+        p, entering = await trainer_on_its_way()
         p.processes.end(PID)
         p.processes.start(PID + 1)
         p.attach(pid=PID + 1)
@@ -125,9 +119,7 @@ def test_nobody_attaches_while_the_trainer_gets_its_devices():
         p = Phases(Schedule(DEFER.mode, phases, bundles))
         p.attach()
         await p.up_to("rest")
-        p.faults.next("activate genrm", [Fault.SLOW])
-        entering = asyncio.create_task(p.enter("both"))
-        await until(p.log, "activate genrm")
+        entering = await p.amid("activate genrm", p.enter("both"))
         with pytest.raises(PhaseBusyError, match="devices change hands"):
             p.attach()
         await entering
