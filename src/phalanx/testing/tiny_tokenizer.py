@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,14 +32,18 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN = "<|im_end|>"
 
 
-def write_byte_level_tokenizer(directory: Path, *, vocab_size: int = 400) -> Path:
-    """A byte-level BPE with ChatML tokens and template; ids 0 to 2 are special, 2 ends a turn."""
+def write_byte_level_tokenizer(
+    directory: Path, *, vocab_size: int = 400, more_special: Sequence[str] = ()
+) -> Path:
+    """A byte-level BPE with ChatML tokens and template; ids 0 to 2 are special, 2 ends a turn, and
+    from 3 on there are `more_special` ones.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *more_special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
