@@ -1,6 +1,5 @@
 """Servers with a certificate: HTTP and gRPC, and files that cannot be used."""
 
-import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -20,19 +19,14 @@ from phalanx.wire.robot_inference import (
     decode_health_response,
     encode_health_request,
 )
+from tests.certificates import needs_openssl, write_certificate
 from tests.server.policy.running import serving
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="no openssl to make a certificate"
-)
+pytestmark = needs_openssl
 
 
 def certificate_in(folder: Path) -> dict[str, str]:
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
+    cert, key = write_certificate(folder)
     return {"tls_cert": str(cert), "tls_key": str(key)}
 
 
