@@ -83,12 +83,26 @@ def test_even_and_odd_grids_are_taken(grid):
         ("noise", "not finite at [0, 0, 0, 0, 0]", {"noise": torch.full((1, 6, 3, 3, 4), NAN)}),
         ("cond_frame_indexes", "from 0 to 2", {"cond_frame_indexes": (3,)}),
         ("cond_frame_indexes", "different", {"cond_frame_indexes": (1, 1)}),
-        ("cond_latents", "is None", {"cond_frame_indexes": (0,)}),
-        ("cond_frame_indexes", "is empty", {"cond_latents": torch.zeros(1, 6, 1, 3, 4)}),
+        ("cond_frame_indexes", "where there are any", {"cond_frame_indexes": (0,)}),
+        ("cond_frame_indexes", "=() must name", {"cond_latents": torch.zeros(1, 6, 1, 3, 4)}),
         (
             "cond_latents",
             "frame 1 is to be kept",
             {"cond_latents": torch.zeros(1, 6, 1, 3, 4), "cond_frame_indexes": (1,)},
+        ),
+        (
+            "cond_video_pixels",
+            "give one of both",
+            {
+                "cond_latents": torch.zeros(1, 6, 1, 3, 4),
+                "cond_video_pixels": torch.zeros(1, 3, 1, 48, 64),
+                "cond_frame_indexes": (0,),
+            },
+        ),
+        (
+            "cond_video_pixels",
+            "give 5 to 9 frames",
+            {"cond_video_pixels": torch.zeros(1, 3, 1, 48, 64), "cond_frame_indexes": (1,)},
         ),
         (
             "cond_latents",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from phalanx.models.cosmos3.geometry import SPATIAL_STRIDE, TEMPORAL_STRIDE, MediaShape
+from phalanx.models.cosmos3.geometry import TEMPORAL_STRIDE, MediaShape
 from phalanx.models.cosmos3.request import MODES, Cosmos3ActionRequest
 from phalanx.models.cosmos3.validation import (
     ACTION,
@@ -12,6 +12,7 @@ from phalanx.models.cosmos3.validation import (
     check_frames,
     check_guided,
     check_latents,
+    check_pixels,
     check_size,
     check_tensor,
     check_whole,
@@ -108,34 +109,4 @@ def _check_observation(request: Cosmos3ActionRequest, limits: Limits) -> None:
         channels = shape_of(limits, PATCH)[0]
         check_latents(latents, "cond_video_latents", request.video_shape, channels, kept)
     else:
-        _check_pixels(pixels, request.video_shape, max(kept))
-
-
-def _check_pixels(pixels: object, video: tuple[int, int, int], last: int) -> None:
-    """Frames of a canvas of whole latents, which holds the video's own in its upper left."""
-    field = "cond_video_pixels"
-    if not isinstance(pixels, Tensor) or pixels.dim() != 5:
-        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else type(pixels).__name__
-        raise refusal(field, f"is {shape}; give float (1, 3, frames, height, width)")
-    count, height, width = pixels.shape[2:]
-    check_tensor(pixels, field, (1, 3, count, height, width))
-    frames = video[0]
-    least, most = TEMPORAL_STRIDE * last + 1, TEMPORAL_STRIDE * (frames - 1) + 1
-    if not least <= count <= most:
-        raise refusal(
-            field,
-            f"has {count} frames; latent frame {last} is to be kept: give {least} to {most} frames",
-        )
-    for name, side, latent in (("height", height, video[1]), ("width", width, video[2])):
-        if side % SPATIAL_STRIDE or side < latent * SPATIAL_STRIDE:
-            raise refusal(
-                field,
-                f"has a {name} of {side}; give a multiple of {SPATIAL_STRIDE}, of at least "
-                f"{latent * SPATIAL_STRIDE} for video_shape={video}",
-            )
-    if pixels.min() < -1.001 or pixels.max() > 1.001:
-        raise refusal(
-            field,
-            f"has values from {float(pixels.min()):.4g} to {float(pixels.max()):.4g}; give pixels in "
-            "[-1, 1]",
-        )
+        check_pixels(pixels, request.video_shape, max(kept))

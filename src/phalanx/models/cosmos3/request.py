@@ -30,8 +30,8 @@ class Cosmos3T2VRequest:
     `neg_text_mask`: int64 (1, S), 0 for padding on the right. The negative prompt may be None where
     nothing is guided. `video_shape`: latent frames, rows and columns. `noise`: float
     (1, C, T, H, W) to begin with; None: drawn from `seed` on the CPU. `cond_latents`: float
-    (1, C, T', H, W), normalized, of which the frames `cond_frame_indexes` are kept as they are.
-    With `sound_frames` the answer has that many latents of sound.
+    (1, C, T', H, W), normalized, or `cond_video_pixels`, float (1, 3, F, height, width) in [-1, 1], of
+    which the latent frames `cond_frame_indexes` are kept as they are. With `sound_frames` the answer has that many latents of sound.
 
     `guidance_scale` 1 computes no negative branch. `guidance_interval`: the integer timesteps, both
     ends included, that are guided; None: all. `flow_shift`: a schedule that is shifted by so much;
@@ -57,6 +57,7 @@ class Cosmos3T2VRequest:
     sound_noise: Tensor | None = None
     guidance_interval: tuple[int, int] | None = None
     flow_shift: float | None = None
+    cond_video_pixels: Tensor | None = None
     output: str = "pixels"
 
 

@@ -53,9 +53,13 @@ class RowMaker:
             size = (self._config.sound_dim, shape.sound_frames)
             sound = self._here(noise.take(request.sound_noise, size))
         media = MediaRow(shape, 0, self._here(vision), sound)
-        known = None if request.cond_latents is None else self._here(request.cond_latents[0])
-        made = self._guided(request, media)
-        return replace(made, known=known, decodes=request.output == "pixels")
+        latents, pixels = request.cond_latents, request.cond_video_pixels
+        return replace(
+            self._guided(request, media),
+            known=None if latents is None else self._here(latents[0]),
+            pixels=None if pixels is None else self._here(pixels[0]),
+            decodes=request.output == "pixels",
+        )
 
     def _action(self, request: Cosmos3ActionRequest) -> RowInputs:
         shape, width = self._action_shape(request), self._config.action_dim

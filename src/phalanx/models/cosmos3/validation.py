@@ -17,7 +17,7 @@ from torch import Tensor
 from phalanx.errors import InvalidRequestError
 from phalanx.models.cosmos3.args import Cosmos3Args
 from phalanx.models.cosmos3.config import Cosmos3Config
-from phalanx.models.cosmos3.geometry import MediaShape
+from phalanx.models.cosmos3.geometry import SPATIAL_STRIDE, TEMPORAL_STRIDE, MediaShape
 from phalanx.models.cosmos3.request import OUTPUTS, Cosmos3T2VRequest
 from phalanx.schema.limits import Limits
 
@@ -87,18 +87,7 @@ def check_video_request(request: Cosmos3T2VRequest, limits: Limits) -> None:
     if request.noise is not None:
         check_tensor(request.noise, "noise", (1, channels, frames, height, width))
     check_frames(request.cond_frame_indexes, frames)
-    if request.cond_latents is not None:
-        kept = request.cond_frame_indexes
-        check_latents(request.cond_latents, "cond_latents", request.video_shape, channels, kept)
-        if not kept:
-            raise refusal(
-                "cond_frame_indexes",
-                "is empty beside cond_latents; name the latent frames that are kept",
-            )
-    elif request.cond_frame_indexes:
-        raise refusal(
-            "cond_latents", f"is None; give the frames {list(request.cond_frame_indexes)} of it"
-        )
+    _check_condition(request, channels)
     if request.output not in OUTPUTS:
         raise refusal("output", f"={request.output!r}; allowed: {', '.join(OUTPUTS)}")
 
@@ -160,6 +149,36 @@ def check_latents(
         raise refusal(field, f"has the latent frames 0 to {given - 1}; frame {last} is to be kept")
 
 
+def check_pixels(pixels: object, video: tuple[int, int, int], last: int) -> None:
+    """Frames of a canvas of whole latents, which holds the video's own in its upper left."""
+    field = "cond_video_pixels"
+    if not isinstance(pixels, Tensor) or pixels.dim() != 5:
+        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else type(pixels).__name__
+        raise refusal(field, f"is {shape}; give float (1, 3, frames, height, width)")
+    count, height, width = pixels.shape[2:]
+    check_tensor(pixels, field, (1, 3, count, height, width))
+    frames = video[0]
+    least, most = TEMPORAL_STRIDE * last + 1, TEMPORAL_STRIDE * (frames - 1) + 1
+    if not least <= count <= most:
+        raise refusal(
+            field,
+            f"has {count} frames; latent frame {last} is to be kept: give {least} to {most} frames",
+        )
+    for name, side, latent in (("height", height, video[1]), ("width", width, video[2])):
+        if side % SPATIAL_STRIDE or side < latent * SPATIAL_STRIDE:
+            raise refusal(
+                field,
+                f"has a {name} of {side}; give a multiple of {SPATIAL_STRIDE}, of at least "
+                f"{latent * SPATIAL_STRIDE} for video_shape={video}",
+            )
+    if pixels.min() < -1.001 or pixels.max() > 1.001:
+        raise refusal(
+            field,
+            f"has values from {float(pixels.min()):.4g} to {float(pixels.max()):.4g}; give pixels in "
+            "[-1, 1]",
+        )
+
+
 def check_frames(indexes: Sequence[int], frames: int) -> None:
     """Refuse conditioning frames that the video does not have."""
     if not _is_whole_tuple(indexes):
@@ -214,6 +233,26 @@ def has(limits: Limits, row: str) -> bool:
 def refusal(field: str, what: str) -> InvalidRequestError:
     """`what` goes on from the field's name: "=3 must ..." or "is None; ..."."""
     return InvalidRequestError(f"{field}{'' if what[0] == '=' else ' '}{what}", field=field)
+
+
+def _check_condition(request: Cosmos3T2VRequest, channels: int) -> None:
+    latents, pixels, kept = (
+        request.cond_latents,
+        request.cond_video_pixels,
+        request.cond_frame_indexes,
+    )
+    if latents is not None and pixels is not None:
+        raise refusal("cond_video_pixels", "is given beside cond_latents; give one of both")
+    if (latents is None and pixels is None) != (not kept):
+        raise refusal(
+            "cond_frame_indexes",
+            f"={tuple(kept)} must name the latent frames of cond_latents or cond_video_pixels that "
+            "are kept, where there are any",
+        )
+    if latents is not None:
+        check_latents(latents, "cond_latents", request.video_shape, channels, kept)
+    if pixels is not None:
+        check_pixels(pixels, request.video_shape, max(kept))
 
 
 def _check_text(ids: object, mask: object, prefix: str, limits: Limits) -> None:
