@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -35,7 +34,7 @@ class Lockstep:
             return compute()
         if self.failure is not None:
             raise self.failure
-        made = attempt(partial(compute))
+        made = attempt(compute)
         if made.error is not None:
             if not isinstance(made.error, (InvalidRequestError, RequestFailedError)):
                 self.failure = made.error
@@ -45,6 +44,8 @@ class Lockstep:
 
     def check(self) -> None:
         """Raise `PhalanxDistError` where this rank cannot go on with the others."""
+        if isinstance(self.failure, PhalanxDistError):
+            raise self.failure
         if self.failure is not None:
             raise PhalanxDistError(
                 f"a step failed on this rank, which leaves the others waiting for it: {self.failure}"
