@@ -11,7 +11,7 @@ from phalanx import checkpoints
 from phalanx.models.causal_lm.loading import LoadedModel
 from phalanx.testing.tiny_tokenizer import write_byte_level_tokenizer
 from tests.models.driver import load
-from tests.models.references import smollm2_reference
+from tests.models.references import save_first_layers, smollm2_reference
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,6 +37,25 @@ def smollm2(smollm2_dir) -> LoadedModel:
 @pytest.fixture(scope="session")
 def smollm2_reference_model(smollm2_dir):
     return smollm2_reference(smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def shallow_dir(smollm2_dir, tmp_path_factory) -> Path:
+    """SmolLM2 without most of its layers: as wide, with its tokenizer and its whole vocabulary.
+
+    What it says makes no sense, and costs a tenth.
+    """
+    return save_first_layers(smollm2_dir, tmp_path_factory.mktemp("shallow"), 2)
+
+
+@pytest.fixture(scope="session")
+def shallow(shallow_dir) -> LoadedModel:
+    return load(shallow_dir)
+
+
+@pytest.fixture(scope="session")
+def shallow_reference_model(shallow_dir):
+    return smollm2_reference(shallow_dir)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -24,6 +26,23 @@ def smollm2_reference(directory: Path):
     model.load_state_dict(weights, strict=True, assign=True)
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     return model.eval().requires_grad_(False)
+
+
+def save_first_layers(whole: Path, directory: Path, num_layers: int) -> Path:
+    """A converted checkpoint of the first layers of `whole`, and of all that is no layer."""
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((whole / name).read_bytes())
+    config = json.loads((whole / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "num_hidden_layers": num_layers}))
+    kept = (
+        "model.embed_tokens.",
+        "model.norm.",
+        *(f"model.layers.{i}." for i in range(num_layers)),
+    )
+    with safe_open(whole / "model.safetensors", framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(kept)}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
 
 
 def separate(weights: dict[str, Tensor], config) -> dict[str, Tensor]:

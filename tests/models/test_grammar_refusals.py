@@ -58,12 +58,12 @@ def test_bad_grammars_are_refused_before_they_are_queued(field, text, named):
         ("ebnf", 'root ::= "' + "a" * 5000),
     ],
 )
-def test_what_nothing_matches_is_refused_at_the_start(smollm2, field, text):
-    asked = request(smollm2, **{field: text})
+def test_what_nothing_matches_is_refused_at_the_start(shallow, field, text):
+    asked = request(shallow, **{field: text})
     CausalLM.validate(asked, LIMITS)
-    drive = Drive(smollm2)
+    drive = Drive(shallow)
     drive.start("bad", asked)
-    drive.start("good", request(smollm2, regex="ok"))
+    drive.start("good", request(shallow, regex="ok"))
     drive.finish()
     error = drive.error("bad")
     assert isinstance(error, InvalidRequestError)

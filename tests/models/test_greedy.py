@@ -48,11 +48,11 @@ def ids_of(output) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def eight(smollm2):
+def eight(shallow):
     """Eight requests of mixed lengths, and the ids that are known of the first four."""
-    requests = [greedy(chat_ids(smollm2, prompt)) for prompt in KNOWN]
+    requests = [greedy(chat_ids(shallow, prompt)) for prompt in KNOWN]
     requests.append(greedy(requests[0].input_ids, min_new_tokens=32))
-    tale = smollm2.tokenizer.encode("Once upon a time there was a lighthouse. " * 14)
+    tale = shallow.tokenizer.encode("Once upon a time there was a lighthouse. " * 14)
     requests += [greedy(tale[:length], max_new_tokens=16) for length in (1, 5, 90, 121)]
     return requests, [*KNOWN.values(), CAPITAL_OF_32]
 
@@ -95,6 +95,7 @@ def test_eight_together(smollm2, eight, verify, max_step_tokens):
     assert drive.service.statistics().num_retractions == 0
 
 
+@pytest.mark.long
 def test_eight_in_a_pool_for_three(smollm2, eight, verify):
     """Requests are pushed back as they outgrow the pool, and nothing of it shows."""
     drive = Drive(smollm2, pool_tokens=176, max_step_tokens=64)
@@ -104,18 +105,29 @@ def test_eight_in_a_pool_for_three(smollm2, eight, verify):
     assert retractions == drive.service.statistics().num_retractions > 0
 
 
+def test_eight_of_the_first_layers_in_a_pool_for_three(shallow, eight, shallow_reference_model):
+    """The same pushing back by a model that costs little, against transformers alone."""
+    drive = Drive(shallow, pool_tokens=176, max_step_tokens=64)
+    outputs = drive.run(*eight[0])
+    for request, output in zip(eight[0], outputs, strict=True):
+        text = (*request.input_ids, *ids_of(output))
+        best = log_probabilities(shallow_reference_model, text).argmax(dim=-1).tolist()
+        assert best[len(request.input_ids) :] == ids_of(output)
+    assert drive.service.statistics().num_retractions > 0
+
+
 @pytest.mark.long
 def test_eight_with_plain_torch_operators(smollm2_dir, eight, verify):
     drive = Drive(load(smollm2_dir, native_operators="off"), max_step_tokens=48)
     verify(drive.run(*eight[0]))
 
 
-def test_white_space_before_digits(smollm2):
+def test_white_space_before_digits(shallow):
     """A text prompt is split into single digits before it is split at white space."""
     request = GenerateRequest(
         prompt="a  12",
         sampling=SamplingParams(max_new_tokens=0),
         logprobs=LogprobOptions(prompt_start=0),
     )
-    [output] = Drive(smollm2).run(request)
+    [output] = Drive(shallow).run(request)
     assert output.prompt_logprobs.token_ids == (81, 256, 33, 34)

@@ -1,4 +1,7 @@
-"""Log-probabilities of SmolLM2 against a plain forward of transformers on the same weights."""
+"""Log-probabilities against a plain forward of transformers on the same weights.
+
+Of the first layers of SmolLM2 where the depth proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,31 @@ SELECTED = (2, 0, 49151, 504)
 
 
 @pytest.fixture(scope="module")
-def text(smollm2) -> tuple[int, ...]:
+def text(shallow) -> tuple[int, ...]:
     sentence = "The keeper of the lighthouse counted 12 ships before the fog came in from the sea. "
-    return tuple(smollm2.tokenizer.encode(sentence * 4)[:75])
+    return tuple(shallow.tokenizer.encode(sentence * 4)[:75])
 
 
-@pytest.fixture(scope="module")
-def expected(smollm2_reference_model):
+def scored_by(reference):
     """The reference distribution over a sequence of ids, computed once for each."""
     known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def of(ids):
         if ids not in known:
-            known[ids] = log_probabilities(smollm2_reference_model, ids)
+            known[ids] = log_probabilities(reference, ids)
         return known[ids]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def expected(shallow_reference_model):
+    return scored_by(shallow_reference_model)
+
+
+@pytest.fixture(scope="module")
+def expected_of_smollm2(smollm2_reference_model):
+    return scored_by(smollm2_reference_model)
 
 
 def request(ids, *, start, top_k=3, selected=SELECTED, **sampling) -> GenerateRequest:
@@ -105,10 +117,10 @@ def by_position(text, start, width=3) -> GenerateRequest:
 
 @pytest.mark.parametrize("max_step_tokens", [16, 512])
 @pytest.mark.parametrize("start", [0, 1, 40, 74])
-def test_tokens_chosen_position_by_position(smollm2, text, expected, max_step_tokens, start):
+def test_tokens_chosen_position_by_position(shallow, text, expected, max_step_tokens, start):
     """Also where a prompt is computed in parts, and where none of it is new to the cache."""
     asked = by_position(text, start)
-    outputs = Drive(smollm2, max_step_tokens=max_step_tokens).run(asked, asked)
+    outputs = Drive(shallow, max_step_tokens=max_step_tokens).run(asked, asked)
     scores = expected(text)
     for output in outputs:
         selected = output.prompt_logprobs.selected
@@ -124,20 +136,30 @@ def test_tokens_chosen_position_by_position(smollm2, text, expected, max_step_to
         assert output.completions[0].logprobs.selected == ((),)
 
 
-@pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
-def test_prompt_and_output(smollm2, text, expected, max_step_tokens):
+def check_prompt_and_output(model, text, expected, max_step_tokens):
     requests = requests_of(text)
-    outputs = Drive(smollm2, max_step_tokens=max_step_tokens).run(*requests)
+    outputs = Drive(model, max_step_tokens=max_step_tokens).run(*requests)
     for asked, output in zip(requests, outputs, strict=True):
         check(asked, output, expected)
 
 
-def test_pushed_back_while_scoring_a_prompt(smollm2, text, expected):
+@pytest.mark.parametrize("max_step_tokens", [16, 512])
+def test_prompt_and_output(shallow, text, expected, max_step_tokens):
+    check_prompt_and_output(shallow, text, expected, max_step_tokens)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("max_step_tokens", [16, 512])
+def test_prompt_and_output_of_all_layers(smollm2, text, expected_of_smollm2, max_step_tokens):
+    check_prompt_and_output(smollm2, text, expected_of_smollm2, max_step_tokens)
+
+
+def test_pushed_back_while_scoring_a_prompt(shallow, text, expected):
     """Two prompts fill the pool; the first one's output takes the room of the second, which has
     scored some chunks of its prompt by then."""
     first = msgspec.structs.replace(request(text, start=0, max_new_tokens=12), priority=1)
     requests = [first, request(text, start=3)]
-    drive = Drive(smollm2, max_step_tokens=12, pool_tokens=160)
+    drive = Drive(shallow, max_step_tokens=12, pool_tokens=160)
     outputs = drive.run(*requests)
     assert [output.num_retractions for output in outputs] == [0, 1]
     for asked, output in zip(requests, outputs, strict=True):
@@ -145,10 +167,10 @@ def test_pushed_back_while_scoring_a_prompt(smollm2, text, expected):
 
 
 @pytest.mark.parametrize("num_ticks", [2, 8])
-def test_retracted_by_a_pause(smollm2, text, expected, num_ticks):
+def test_retracted_by_a_pause(shallow, text, expected, num_ticks):
     """While the prompt is being scored, and while tokens are being generated."""
     asked = request(text, start=1)
-    drive = Drive(smollm2, max_step_tokens=16)
+    drive = Drive(shallow, max_step_tokens=16)
     drive.start("a", asked)
     for _ in range(num_ticks):
         drive.tick()
@@ -162,11 +184,11 @@ def test_retracted_by_a_pause(smollm2, text, expected, num_ticks):
 
 
 @pytest.mark.parametrize("max_step_tokens", [pytest.param(16, marks=pytest.mark.long), 512])
-def test_scoring_a_prompt(smollm2, text, expected, max_step_tokens):
+def test_scoring_a_prompt(shallow, text, expected, max_step_tokens):
     """`max_new_tokens=0` computes the prompt and samples nothing."""
     requests = [request(text, start=start, max_new_tokens=0) for start in (0, 16, len(text))]
     requests.append(request(text[:1], start=0, max_new_tokens=0))
-    drive = Drive(smollm2, max_step_tokens=max_step_tokens)
+    drive = Drive(shallow, max_step_tokens=max_step_tokens)
     for asked, output in zip(requests, drive.run(*requests), strict=True):
         check(asked, output, expected)
         assert output.completions[0].token_ids == ()
@@ -174,7 +196,7 @@ def test_scoring_a_prompt(smollm2, text, expected, max_step_tokens):
         assert output.prompt_tokens == len(asked.input_ids)
 
 
-def test_logprobs_are_of_the_model_and_not_of_the_sampler(smollm2, text, expected):
+def test_logprobs_are_of_the_model_and_not_of_the_sampler(shallow, text, expected):
     """Temperature, bias, penalties and filters do not show in them."""
     asked = request(
         text[:12],
@@ -187,13 +209,13 @@ def test_logprobs_are_of_the_model_and_not_of_the_sampler(smollm2, text, expecte
         repetition_penalty=1.3,
         presence_penalty=0.7,
     )
-    [output] = Drive(smollm2).run(asked)
+    [output] = Drive(shallow).run(asked)
     check(asked, output, expected)
 
 
-def test_several_completions_report_the_prompt_once(smollm2, text, expected):
+def test_several_completions_report_the_prompt_once(shallow, text, expected):
     asked = request(text[:20], start=2, temperature=1.0, sampling_seed=11, n=2)
-    drive = Drive(smollm2)
+    drive = Drive(shallow)
     [output] = drive.run(asked)
     first, second = output.completions
     assert first.token_ids != second.token_ids
@@ -202,18 +224,12 @@ def test_several_completions_report_the_prompt_once(smollm2, text, expected):
     check_entries(second.logprobs, scores[20:], asked.logprobs)
 
 
-def test_complaint_slime_714_log_probabilities_are_those_of_a_plain_forward(
-    smollm2, text, expected
-):
-    """What a trainer computes of the same tokens, sampled and given, whatever computed beside it.
-
-    Also after the weights were given back, and taken again.
-    """
+def check_against_a_trainer(model, text, expected):
     sampled = [
         request(text[:length], start=0, temperature=1.0, sampling_seed=length, max_new_tokens=12)
         for length in (11, 60)
     ]
-    drive = Drive(smollm2, max_step_tokens=32)
+    drive = Drive(model, max_step_tokens=32)
     first = drive.run(*sampled)
     assert drive.service.control(Sleep())
     assert drive.service.control(Wake())
@@ -227,3 +243,20 @@ def test_complaint_slime_714_log_probabilities_are_those_of_a_plain_forward(
         [scored] = drive.run(request(ids, start=0, max_new_tokens=0))
         values = scored.prompt_logprobs.values
         assert max(abs(a - b) for a, b in zip(values[1:], plain[1:], strict=True)) < TOLERANCE
+
+
+def test_complaint_slime_714_log_probabilities_are_those_of_a_plain_forward(
+    shallow, text, expected
+):
+    """What a trainer computes of the same tokens, sampled and given, whatever computed beside it.
+
+    Also after the weights were given back, and taken again.
+    """
+    check_against_a_trainer(shallow, text, expected)
+
+
+@pytest.mark.long
+def test_log_probabilities_of_all_layers_are_those_of_a_plain_forward(
+    smollm2, text, expected_of_smollm2
+):
+    check_against_a_trainer(smollm2, text, expected_of_smollm2)

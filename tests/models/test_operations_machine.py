@@ -159,10 +159,11 @@ class Operated(RuleBasedStateMachine):
 ORACLES = {}
 
 
+@pytest.mark.parametrize("num_examples", [6, pytest.param(24, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "options", [{}, {"speculate": True}, {"pool_tokens": 64, "host_pool_tokens": 32}]
 )
-def test_any_sequence_of_operations(tmp_path_factory, options):
+def test_any_sequence_of_operations(tmp_path_factory, options, num_examples):
     if not ORACLES:
         base = tmp_path_factory.mktemp("machine")
         for source in range(2):
@@ -174,5 +175,5 @@ def test_any_sequence_of_operations(tmp_path_factory, options):
 
     Machine.options = {"max_step_tokens": 16, **options}
     case = Machine.TestCase
-    case.settings = settings(max_examples=12, stateful_step_count=25)
+    case.settings = settings(max_examples=num_examples, stateful_step_count=25)
     case().runTest()

@@ -14,9 +14,9 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module")
-def tale(smollm2) -> tuple[int, ...]:
+def tale(shallow) -> tuple[int, ...]:
     text = "Once upon a time there was a lighthouse. " * 14
-    return tuple(smollm2.tokenizer.encode(text)[:100])
+    return tuple(shallow.tokenizer.encode(text)[:100])
 
 
 def request_of(ids, logprobs=None, **sampling) -> GenerateRequest:
@@ -63,8 +63,8 @@ def test_known_ids_the_first_and_the_second_time(smollm2):
     ],
     ids=["sampled", "penalties", "structured", "several", "biased"],
 )
-def test_the_same_answer_with_what_is_known(smollm2, tale, sampling):
-    cached, plain = Drive(smollm2), Drive(smollm2, prefix_cache=False)
+def test_the_same_answer_with_what_is_known(shallow, tale, sampling):
+    cached, plain = Drive(shallow), Drive(shallow, prefix_cache=False)
     request = request_of(tale, LogprobOptions(top_k=2), **sampling)
     [expected] = plain.run(request)
     for known in (False, True):
@@ -72,22 +72,22 @@ def test_the_same_answer_with_what_is_known(smollm2, tale, sampling):
         for one, other in zip(output.completions, expected.completions, strict=True):
             assert one.token_ids == other.token_ids
             assert one.finish_reason == other.finish_reason
-            assert list(one.logprobs.values) == alike(smollm2, other.logprobs.values)
+            assert list(one.logprobs.values) == alike(shallow, other.logprobs.values)
         assert output.cached_tokens == (96 if known else 0)
         assert expected.cached_tokens == 0
 
 
-def test_a_tail_that_is_computed_as_before_gives_the_same_bits(smollm2, tale):
+def test_a_tail_that_is_computed_as_before_gives_the_same_bits(shallow, tale):
     """In chunks that begin where the known part ends, nothing is added up in another order."""
-    drive = Drive(smollm2, max_step_tokens=48)
+    drive = Drive(shallow, max_step_tokens=48)
     first, again = (drive.run(request_of(tale, LogprobOptions()))[0] for _ in range(2))
     assert again.cached_tokens == 96
     assert scores(again) == scores(first)
     assert ids_of(again) == ids_of(first)
 
 
-def test_bfloat16(smollm2_dir, tale):
-    drive = Drive(load(smollm2_dir, BFLOAT16), BFLOAT16, max_step_tokens=48)
+def test_bfloat16(shallow_dir, tale):
+    drive = Drive(load(shallow_dir, BFLOAT16), BFLOAT16, max_step_tokens=48)
     first, again = (drive.run(request_of(tale, LogprobOptions()))[0] for _ in range(2))
     assert again.cached_tokens == 96
     assert scores(again) == scores(first)
@@ -103,16 +103,16 @@ def test_bfloat16(smollm2_dir, tale):
         pytest.param(100, 96, marks=pytest.mark.long),
     ],
 )
-def test_positions_whose_scores_are_wanted_are_computed(smollm2, tale, start, cached):
+def test_positions_whose_scores_are_wanted_are_computed(shallow, tale, start, cached):
     options = LogprobOptions(prompt_start=start, top_k=1)
-    [expected] = Drive(smollm2, prefix_cache=False).run(request_of(tale, options))
-    drive = Drive(smollm2)
+    [expected] = Drive(shallow, prefix_cache=False).run(request_of(tale, options))
+    drive = Drive(shallow)
     drive.run(request_of(tale))
     [output] = drive.run(request_of(tale, options))
     assert output.cached_tokens == cached
     assert output.prompt_logprobs.token_ids == expected.prompt_logprobs.token_ids == tale[start:]
     values = expected.prompt_logprobs.values
-    assert list(output.prompt_logprobs.values) == alike(smollm2, values)
+    assert list(output.prompt_logprobs.values) == alike(shallow, values)
     assert ids_of(output) == ids_of(expected)
 
 

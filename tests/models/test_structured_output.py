@@ -1,4 +1,4 @@
-"""Structured output of SmolLM2: what it writes is what its schema, expression or rules describe."""
+"""Structured output: what a model writes is what its schema, expression or rules describe."""
 
 from __future__ import annotations
 
@@ -101,36 +101,44 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="roomy"),
-        pytest.param({"pool_tokens": 176}, id="pushed back", marks=pytest.mark.long),
-    ],
-)
-def test_what_is_written_is_what_is_described(smollm2, options):
+def check_written(model, cases, **options):
     """All together, and beside requests without a grammar, which it leaves alone."""
-    plain = request(smollm2, "List three fruits.", max_new_tokens=12)
-    requests = [request(smollm2, sampling_seed=3, **sampling) for sampling, _ in CASES]
-    drive = Drive(smollm2, **options)
+    plain = request(model, "List three fruits.", max_new_tokens=12)
+    requests = [request(model, sampling_seed=3, **sampling) for sampling, _ in cases]
+    drive = Drive(model, **options)
     *outputs, beside = drive.run(*requests, plain)
-    for (_, check), output in zip(CASES, outputs, strict=True):
+    for (_, check), output in zip(cases, outputs, strict=True):
         for completion in output.completions:
             assert isinstance(completion.finish_reason, Stop), completion
             check(completion.text)
             assert len(completion.logprobs.values) == len(completion.token_ids)
-    [alone] = Drive(smollm2).run(plain)
+    [alone] = Drive(model).run(plain)
     assert beside.completions[0].token_ids == alone.completions[0].token_ids
     assert (drive.service.statistics().num_retractions > 0) == bool(options)
 
 
-def test_seeds_reproduce_whatever_else_runs(smollm2):
+def test_what_is_written_is_what_is_described(smollm2):
+    check_written(smollm2, [CASES[0], CASES[2], CASES[6]])
+
+
+def test_whoever_writes_writes_what_is_described(shallow):
+    """Also where nothing that the model says makes sense; objects it fills with blanks."""
+    check_written(shallow, [CASES[3], *CASES[5:]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"pool_tokens": 176}], ids=["roomy", "pushed back"])
+def test_every_description_is_kept_to(smollm2, options):
+    check_written(smollm2, CASES, **options)
+
+
+def test_seeds_reproduce_whatever_else_runs(shallow):
     """Pushed back in the middle, each output goes on where its grammar stood."""
-    seeded = request(smollm2, regex=DATE, temperature=1.5, sampling_seed=8, n=2)
-    [alone] = Drive(smollm2).run(seeded)
-    drive = Drive(smollm2)
+    seeded = request(shallow, regex=DATE, temperature=1.5, sampling_seed=8, n=2)
+    [alone] = Drive(shallow).run(seeded)
+    drive = Drive(shallow)
     drive.start("seeded", seeded)
-    drive.start("other", request(smollm2, json_schema=PERSON, max_new_tokens=12))
+    drive.start("other", request(shallow, json_schema=PERSON, max_new_tokens=12))
     while len(drive.deltas["seeded"]) < 8:
         drive.tick()
     drive.service.control(Pause(PauseMode.RETRACT))
@@ -141,11 +149,11 @@ def test_seeds_reproduce_whatever_else_runs(smollm2):
     assert len(set(texts(alone))) == 2
 
 
-def test_the_grammar_ends_the_output(smollm2):
+def test_the_grammar_ends_the_output(shallow):
     """At its last token where nothing may follow, at the end of text where more could."""
-    closed, open_ended = Drive(smollm2).run(
-        request(smollm2, regex="(cat|dog)"),
-        request(smollm2, "Say yes.", regex="[Yy]es.{0,3}"),
+    closed, open_ended = Drive(shallow).run(
+        request(shallow, regex="(cat|dog)"),
+        request(shallow, "Say yes.", regex="[Yy]es.{0,3}"),
     )
     [completion] = closed.completions
     assert completion.finish_reason == Stop()
@@ -171,11 +179,11 @@ def test_any_object(tiny, schema):
     assert Stop(EOS) in ends or Stop() in ends
 
 
-def test_other_ends_come_first(smollm2):
-    cut, stopped, by_token = Drive(smollm2).run(
-        request(smollm2, json_schema=PERSON, max_new_tokens=4),
-        request(smollm2, regex="[ab]{9}stop[ab]{9}", stop=("op",), stop_token_ids=()),
-        request(smollm2, regex="[0-9]{30}", stop_token_ids=tuple(range(32, 42))),
+def test_other_ends_come_first(shallow):
+    cut, stopped, by_token = Drive(shallow).run(
+        request(shallow, json_schema=PERSON, max_new_tokens=4),
+        request(shallow, regex="[ab]{9}stop[ab]{9}", stop=("op",), stop_token_ids=()),
+        request(shallow, regex="[0-9]{30}", stop_token_ids=tuple(range(32, 42))),
     )
     assert cut.completions[0].finish_reason == Length(4)
     assert stopped.completions[0].finish_reason == Stop("op")
@@ -198,11 +206,11 @@ def test_least_number_of_tokens(smollm2):
     assert nothing.completions[0].finish_reason == Stop()
 
 
-def test_characters_of_many_tokens_stay_whole(smollm2):
+def test_characters_of_many_tokens_stay_whole(shallow):
     """An emoji and two ideographs that the vocabulary spells in bytes."""
     written = "😀🦜 北京 ok"
-    drive = Drive(smollm2)
-    [output] = drive.run(request(smollm2, regex=written))
+    drive = Drive(shallow)
+    [output] = drive.run(request(shallow, regex=written))
     assert texts(output) == [written]
     [deltas] = drive.deltas.values()
     assert len(deltas) > len(written)
@@ -210,9 +218,9 @@ def test_characters_of_many_tokens_stay_whole(smollm2):
     assert [delta.text for delta in deltas if delta.text == ""]
 
 
-def test_compiled_grammars_are_kept(smollm2):
-    drive = Drive(smollm2)
-    asked = request(smollm2, regex="kept|held")
+def test_compiled_grammars_are_kept(shallow):
+    drive = Drive(shallow)
+    asked = request(shallow, regex="kept|held")
     drive.start("first", asked)
     assert drive.service.statistics().num_waiting == 1
     drive.start("same", asked)
@@ -224,21 +232,21 @@ def test_compiled_grammars_are_kept(smollm2):
     assert len({texts(drive.output(rid))[0] for rid in drive.ended}) == 1
 
 
-def test_the_loop_goes_on_while_a_grammar_compiles(smollm2):
+def test_the_loop_goes_on_while_a_grammar_compiles(shallow):
     """A request that came later, and needs none, is not held up."""
-    drive = Drive(smollm2)
-    drive.start("structured", request(smollm2, json_schema=PERSON))
-    drive.start("plain", request(smollm2, max_new_tokens=1))
+    drive = Drive(shallow)
+    drive.start("structured", request(shallow, json_schema=PERSON))
+    drive.start("plain", request(shallow, max_new_tokens=1))
     drive.tick()
     assert "plain" in drive.ended
     drive.finish()
-    by_schema(Person)(texts(drive.output("structured"))[0])
+    assert re.match(r'\{\s*"name"\s*:', texts(drive.output("structured"))[0])
 
 
-def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
-    drive = Drive(smollm2)
+def test_cancel_and_pause_while_a_grammar_compiles(shallow):
+    drive = Drive(shallow)
     for rid in ("cancelled", "kept", "aborted"):
-        drive.start(rid, request(smollm2, regex=f"{rid}|other", n=2))
+        drive.start(rid, request(shallow, regex=f"{rid}|other", n=2))
     assert not drive.service.control(Flush())
     drive.service.control(Pause(PauseMode.IN_PLACE))
     assert not drive.service.busy
@@ -247,7 +255,7 @@ def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
     drive.service.control(Continue())
     while "kept" not in drive.ended:
         drive.tick()
-    drive.start("late", request(smollm2, regex="never compiled before"))
+    drive.start("late", request(shallow, regex="never compiled before"))
     drive.service.control(Pause(PauseMode.ABORT))
     drive.tick()
     drive.service.control(Continue())
@@ -262,25 +270,25 @@ def test_cancel_and_pause_while_a_grammar_compiles(smollm2):
 
 
 @pytest.fixture(scope="module")
-def compiler(smollm2):
-    return GrammarCompiler(smollm2.tokenizer, smollm2.config.vocab_size, smollm2.config.eos_ids)
+def compiler(shallow):
+    return GrammarCompiler(shallow.tokenizer, shallow.config.vocab_size, shallow.config.eos_ids)
 
 
-def test_digits_and_words_are_ascii(smollm2, compiler):
+def test_digits_and_words_are_ascii(shallow, compiler):
     grammar = compiler.compile(GrammarSource("regex", r"\d\w"))
-    assert grammar.allowed.shape == (smollm2.config.vocab_size,)
-    first = {smollm2.tokenizer.token_bytes(token)[:1] for token in grammar.allowed.nonzero()[0]}
+    assert grammar.allowed.shape == (shallow.config.vocab_size,)
+    first = {shallow.tokenizer.token_bytes(token)[:1] for token in grammar.allowed.nonzero()[0]}
     assert first == {b"%d" % digit for digit in range(10)}
-    grammar.advance(smollm2.tokenizer.token_id("7"))
-    rest = {smollm2.tokenizer.token_text(token) for token in grammar.allowed.nonzero()[0]}
+    grammar.advance(shallow.tokenizer.token_id("7"))
+    rest = {shallow.tokenizer.token_text(token) for token in grammar.allowed.nonzero()[0]}
     assert rest == set(string.ascii_letters + string.digits + "_")
 
 
-def test_blanks_in_json_come_to_an_end(smollm2, compiler):
+def test_blanks_in_json_come_to_an_end(shallow, compiler):
     """A model that has fallen into writing blanks must write a value at last."""
     grammar = compiler.compile(GrammarSource("json_schema", '{"type": "array"}'))
-    blank, line = smollm2.tokenizer.encode(" ")[0], smollm2.tokenizer.encode("\n")[0]
-    grammar.advance(smollm2.tokenizer.token_id("["))
+    blank, line = shallow.tokenizer.encode(" ")[0], shallow.tokenizer.encode("\n")[0]
+    grammar.advance(shallow.tokenizer.token_id("["))
     grammar.advance(line)
     assert not grammar.allowed[line]
     count = 0
@@ -288,7 +296,7 @@ def test_blanks_in_json_come_to_an_end(smollm2, compiler):
         grammar.advance(blank)
         count += 1
     assert count == 24
-    grammar.advance(smollm2.tokenizer.token_id("]"))
+    grammar.advance(shallow.tokenizer.token_id("]"))
     assert grammar.ended
 
 
@@ -343,9 +351,9 @@ def test_a_grammar_that_nobody_waits_for_is_left():
     assert compiler.asked == ["one", "two"]
 
 
-def test_close_while_a_grammar_compiles(smollm2):
-    drive = Drive(smollm2)
-    drive.start("structured", request(smollm2, json_schema=PERSON))
+def test_close_while_a_grammar_compiles(shallow):
+    drive = Drive(shallow)
+    drive.start("structured", request(shallow, json_schema=PERSON))
     drive.service.close()
     drive.tick()
     assert drive.ended["structured"].cancelled
