@@ -26,7 +26,9 @@ class RankPool:
 
     def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.size = size
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        # Ranks begin where torch is imported already, which takes longer than most of the tests.
+        context.set_forkserver_preload([__name__])
         port = free_port()
         self._ends: list[Connection] = []
         self._processes = []
