@@ -69,7 +69,7 @@ def control(*answers: Answer | None):
             """Nobody reads it."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield told, f"http://127.0.0.1:{server.server_address[1]}"
