@@ -59,6 +59,7 @@ async def attempt(ask: Callable[[], Awaitable[T]], what: str, timeout_s: float) 
             uncertain=error.uncertain,
             gone=error.gone,
             out_of_memory=error.out_of_memory,
+            taken_over=error.taken_over,
         ) from error
 
 
@@ -80,6 +81,6 @@ async def insist(
             return await attempt(ask, what, timeout_s)
         except EngineCallError as error:
             num_gone = num_gone + 1 if error.gone else 0
-            if num_gone == MAX_GONE or deadline.left_s <= RETRY_S:
+            if num_gone == MAX_GONE or error.taken_over or deadline.left_s <= RETRY_S:
                 raise
         await asyncio.sleep(RETRY_S)

@@ -27,16 +27,24 @@ class EngineCallError(PhalanxError, RuntimeError):
 
     `uncertain`: it may have, or may still do it (a time-out, a lost connection, a gateway error), so
     that nobody knows; else it has refused and nothing has changed. `gone`: nobody listens there.
-    `out_of_memory`: its devices have no room, so that asking again is of no use.
+    `out_of_memory`: its devices have no room, so that asking again is of no use. `taken_over`: it does
+    what somebody else says now, and asking again is of no use either.
     """
 
     def __init__(
-        self, message: str, *, uncertain: bool, gone: bool = False, out_of_memory: bool = False
+        self,
+        message: str,
+        *,
+        uncertain: bool,
+        gone: bool = False,
+        out_of_memory: bool = False,
+        taken_over: bool = False,
     ) -> None:
         super().__init__(message)
         self.uncertain = uncertain
         self.gone = gone
         self.out_of_memory = out_of_memory
+        self.taken_over = taken_over
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ async def _change(replica: Replica, tags: frozenset[Tag], verb: str, deadline: D
         await attempt(lambda: call(tags), what, max(deadline.left_s / NUM_TRIES, 1.0))
     except EngineCallError as error:
         replica.chased = replica.chased or (error.uncertain and verb == "resume")
-        is_last = error.gone or error.out_of_memory or deadline.left_s <= RETRY_S
+        in_vain = error.gone or error.out_of_memory or error.taken_over
+        is_last = in_vain or deadline.left_s <= RETRY_S
         if not error.uncertain:
             replica.residency = before
             if is_last:

@@ -20,7 +20,7 @@ from phalanx.roles.contracts import EngineCallError, Tag
 from phalanx.schema.roles import DeploymentSpec
 from phalanx.wire.call_order import HEADER, CallNumber
 
-_MAX_TEXT = 300
+_MAX_TEXT = 500
 _UNCERTAIN_STATUS = frozenset({500, 502, 504})
 _JSON = msgspec.json.Decoder()
 
@@ -243,6 +243,7 @@ class SGLangEngine:
             f"{_text(response)}",
             uncertain=_is_uncertain(status, answer),
             out_of_memory=status == 507,
+            taken_over=status == 400 and _refused_field(answer) == HEADER,
         )
 
 
@@ -253,6 +254,12 @@ def _is_uncertain(status: int, answer: Mapping[str, Any] | None) -> bool:
     if status == 503:
         return answer is None  # else the engine itself turned it away, and no proxy before it
     return status in _UNCERTAIN_STATUS
+
+
+def _refused_field(answer: Mapping[str, Any] | None) -> object:
+    """Which field of the request is at fault, as our own engines say it."""
+    error = None if answer is None else answer.get("error")
+    return error.get("param") if isinstance(error, dict) else None
 
 
 def _tags(tags: frozenset[Tag]) -> dict[str, object]:

@@ -11,7 +11,8 @@ from phalanx.roles.contracts import EngineCallError
 
 
 class Fault(enum.StrEnum):
-    """`refused`: not done, and said so. `no_room`: so, for want of device memory. `unsent` and
+    """`refused`: not done, and said so. `no_room`: so, for want of device memory. `taken_over`: so,
+    since somebody else manages the engine. `unsent` and
     `unanswered`: an error that leaves it open, of a call that was not done, or that was. `hang` and
     `hang_done`: no answer until it is cancelled. `crash`: the process ends during the call. `slow`:
     it takes its time.
@@ -19,6 +20,7 @@ class Fault(enum.StrEnum):
 
     REFUSED = "refused"
     NO_ROOM = "no_room"
+    TAKEN_OVER = "taken_over"
     UNSENT = "unsent"
     UNANSWERED = "unanswered"
     HANG = "hang"
@@ -80,6 +82,8 @@ class Faults:
             raise EngineCallError(f"{point}: 400 refused", uncertain=False)
         if fault is Fault.NO_ROOM:
             raise EngineCallError(f"{point}: 507 no room", uncertain=False, out_of_memory=True)
+        if fault is Fault.TAKEN_OVER:
+            raise EngineCallError(f"{point}: 400 not yours", uncertain=False, taken_over=True)
         if fault is Fault.CRASH:
             crash()
             raise EngineCallError(f"{point}: connection lost", uncertain=True)

@@ -14,10 +14,12 @@ import httpx
 import pytest
 
 import phalanx.roles
-from phalanx.errors import ConfigurationError
-from phalanx.roles.contracts import EngineCallError, EngineControl, Tag
+from phalanx.errors import ConfigurationError, InvalidRequestError
+from phalanx.roles.contracts import ALL_TAGS, EngineCallError, EngineControl, Tag
 from phalanx.roles.sglang_engine import EngineTimeouts, SGLangEngine
 from phalanx.schema.roles import DeploymentSpec
+from phalanx.server.operations.call_order import CallOrder
+from phalanx.wire.sglang.errors import failure_body
 
 Call = Callable[[SGLangEngine], Awaitable[object]]
 URL = "http://engine:30000"
@@ -235,6 +237,33 @@ def test_a_key_goes_along():
 
     asyncio.run(main())
     assert seen == ["Bearer k"]
+
+
+def test_a_client_whose_engine_another_one_has_taken_over_knows_and_a_new_one_has_it():
+    order = CallOrder()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        try:
+            order.check(request.headers.get("x-phalanx-call"), "10.0.0.9")
+        except InvalidRequestError as error:
+            return httpx.Response(400, content=failure_body(str(error), error.field))
+        return httpx.Response(200, content=b"null")
+
+    async def main() -> None:
+        engines = [SGLangEngine(URL, transport=httpx.MockTransport(answer)) for _ in range(3)]
+        first, second, third = engines
+        await first.release(ALL_TAGS)
+        await second.resume(ALL_TAGS)
+        with pytest.raises(EngineCallError) as refused:
+            await first.release(ALL_TAGS)
+        assert refused.value.taken_over and not refused.value.uncertain
+        assert "at 10.0.0.9 has taken this engine" in str(refused.value)
+        assert "recover ROLE/MODEL/N` does" in str(refused.value), "nothing of it is cut off"
+        await third.release(ALL_TAGS)
+        for engine in engines:
+            await engine.close()
+
+    asyncio.run(main())
 
 
 def test_where_nobody_listens_the_engine_is_gone():

@@ -12,7 +12,7 @@ from phalanx.roles.manager import InferenceManager
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.role_fakes import FakeRoleWorld
 from phalanx.testing.role_faults import Fault
-from tests.roles.manager.case import case, model, run
+from tests.roles.manager.case import EngineGroupSpec, EngineKind, case, model, run
 
 OPEN = [Fault.UNSENT, Fault.UNANSWERED, Fault.HANG, Fault.HANG_DONE]
 SAFE = ["pause", "is_idle", "abort_all", "go_on", "ready", "resident"]
@@ -331,3 +331,29 @@ def test_memory_that_somebody_else_releases_takes_the_replica_out_and_the_next_w
         await c.manager.shutdown()
 
     run(scenario)
+
+
+def test_an_engine_that_somebody_else_has_taken_over_is_asked_once_and_recovered():
+    """Whoever asked it first would wait for its deadline, and be told no more than that it is over."""
+
+    async def scenario():
+        c = case(
+            model("m", engine_groups=(EngineGroupSpec(engine=EngineKind.EXTERNAL, urls=(URL,)),))
+        )
+        await c.manager.start()
+        c.world.faults.always("release", Fault.TAKEN_OVER)
+        with pytest.raises(RoleOperationFailedError, match="400 not yours"):
+            await c.manager.deactivate()
+        assert c.world.faults.asked["release"] == 1
+        assert c.shown("m/0").blocked and "400 not yours" in c.shown("m/0").detail
+        c.world.faults.always("release", None)  # as to the client of a new generation
+        await c.manager.recover("m/0")
+        await c.manager.activate()
+        await c.manager.deactivate()
+        assert c.state("m/0") is ReplicaState.SLEEPING
+        await c.manager.shutdown()
+
+    run(scenario)
+
+
+URL = "http://127.0.0.1:1"

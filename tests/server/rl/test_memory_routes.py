@@ -182,6 +182,25 @@ def test_any_part_asleep_refuses_requests(client, tags):
     ids(client)
 
 
+def test_a_caller_whose_engine_another_one_has_taken_over_is_told_so(client):
+    def call(path: str, header: str | None) -> tuple[int, str]:
+        headers = {} if header is None else {"x-phalanx-call": header}
+        answered = client.post(path, json={}, headers=headers)
+        return answered.status_code, answered.text
+
+    assert call(RELEASE, "first/1")[0] == 200
+    assert call(RESUME, None)[0] == 200  # an operator's own call takes nothing over
+    assert call(RELEASE, "first/2")[0] == 200
+    assert call(RELEASE, "second/1")[0] == 200
+    for number in (3, 4):
+        status, text = call(RESUME, f"first/{number}")
+        assert status == 400
+        assert "caller 'second' at 127.0.0.1 has taken this engine's memory over since" in text
+        assert "phalanx recover ROLE/MODEL/N" in text
+    assert memory(client)["asleep"] == ALL
+    assert call(RESUME, "second/2")[0] == 200
+
+
 def test_d9_a_numbered_call_that_comes_after_a_later_one_changes_nothing(client):
     def call(path: str, number: int) -> int:
         headers = {"x-phalanx-call": f"manager/{number}"}

@@ -31,7 +31,8 @@ class MemoryRoutes:
 
     def _in_order(self, request: Request, work: Work) -> Work:
         async def ordered(body: bytes) -> Response:
-            self._order.check(request.headers.get(HEADER))
+            host = None if request.client is None else request.client.host
+            self._order.check(request.headers.get(HEADER), host)
             return await work(body)
 
         return ordered
