@@ -174,7 +174,8 @@ class ReplicaMaker:
         except EngineCallError as error:
             raise _named_failure(replica, error, times.startup_timeout_s) from error
         if replica.is_external:
-            # Somebody else runs it, and may have put it to sleep.
+            # Somebody else runs it, and may have paused it, or put it to sleep.
+            replica.runs = None
             held = await insist(replica.engine.resident, f"{name}: memory", deadline)
             if held is not None:
                 replica.residency = Residency(held)
