@@ -20,7 +20,7 @@ from phalanx.roles.ray_cluster.launcher import RayLauncher
 from phalanx.roles.ray_cluster.replica import RayReplica
 from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.job_placement import PlacementPlan
-from phalanx.schema.roles import EngineGroupSpec, EngineKind, Ownership
+from phalanx.schema.roles import EngineGroupSpec, EngineKind
 
 SERVER = EnginePrograms(sglang=(sys.executable, "-m", "phalanx.testing.sglang_server"))
 TELLS = """
@@ -51,9 +51,7 @@ async def bound(cluster: RayCluster, plan: PlacementPlan) -> AsyncIterator[Bound
     try:
         yield made
     finally:
-        for group in made.groups.values():
-            if group.owner is not Ownership.EXTERNAL:
-                await group.delete()
+        await made.delete()
         await all_free(cluster)
 
 

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 import ray
 
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, RoleOperationFailedError
+from phalanx.roles.job_sections import LauncherSection
 from phalanx.roles.ray_cluster.binder import BoundPlacement, RayBinder
 from phalanx.roles.ray_cluster.cluster import RawGroup, bundle
+from phalanx.roles.ray_cluster.job import RayJob
 from phalanx.roles.ray_cluster.machines import NoRoomError
 from phalanx.roles.ray_cluster.observed import PlacementMismatchError
 from phalanx.schema.job_placement import PlacementPlan
@@ -75,6 +77,22 @@ def test_i75_a_group_that_does_not_fit_leaves_none_behind(cluster):
             await cluster.create_group("mine", [bundle(0.1)] * 5, "STRICT_PACK", 0.1)
         assert groups_there() == {"theirs"}
         await cluster.remove_group(taken)
+        await all_free(cluster)
+
+    asyncio.run(main())
+
+
+def test_i75_machines_on_which_no_ledger_can_be_made_keep_no_groups(cluster, tmp_path):
+    """Of managers neither, who have not begun to be there."""
+    roles = [role_of("rollout", sglang()), role_of("teacher", sglang())]
+    plan = planned(roles, 4, memory=1 << 20, trainer_devices=1)
+    logs = tmp_path / "logs"
+    logs.write_text("a file")
+
+    async def main() -> None:
+        with pytest.raises(RoleOperationFailedError, match="logs"):
+            await RayJob.on(cluster, "job", LauncherSection(), plan, TELLING, logs)
+        assert groups_there() == set()
         await all_free(cluster)
 
     asyncio.run(main())

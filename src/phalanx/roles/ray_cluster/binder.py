@@ -64,6 +64,12 @@ class BoundPlacement:
 
         await mine.look_again(check)
 
+    async def delete(self) -> None:
+        """Delete all groups that were made for it, where nothing has begun to run there."""
+        for group in self.groups.values():
+            if group.owner is not Ownership.EXTERNAL:
+                await group.delete()
+
     def _of(self, role: str) -> tuple[RayPlacementGroup, ...]:
         has = any(replica.role == role for replica in self.plan.replicas)
         return (self.group_of(role),) if has else ()

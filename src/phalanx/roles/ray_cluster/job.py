@@ -46,32 +46,43 @@ class RayJob:
         programs: EnginePrograms,
         logs: Path,
     ) -> Self:
-        """Connect, and make and check every placement group of `plan`. `logs` and `programs` are the
-        same on every machine.
-
-        Raises `ConfigurationError` where there is no cluster, and as `RayBinder.bind`; then nothing
-        is left behind.
-        """
-        logs = _everywhere(logs)
+        """Connect, and as `on`. Raises `ConfigurationError` where there is no cluster."""
         simulated = plan is not None and plan.cluster.device_memory_bytes is not None
         num_devices = plan.cluster.num_devices if plan is not None and simulated else None
         cluster = RayCluster(given.address, given.namespace or NAMESPACE, num_devices)
         try:
-            bound = None
+            return await cls.on(cluster, name, given, plan, programs, logs)
+        except BaseException:
+            cluster.close()
+            raise
+
+    @classmethod
+    async def on(
+        cls,
+        cluster: RayCluster,
+        name: str,
+        given: LauncherSection,
+        plan: PlacementPlan | None,
+        programs: EnginePrograms,
+        logs: Path,
+    ) -> Self:
+        """Make and check every placement group of `plan`, and the ledgers of its machines. `logs` and
+        `programs` are the same on every machine.
+
+        Raises as `RayBinder.bind` and `MachineLedgers.have`; then nothing is left behind.
+        """
+        logs = _everywhere(logs)
+        budget = None if plan is None else plan.cluster.device_memory_bytes
+        ledgers = MachineLedgers(cluster, logs, budget)
+        bound = None
+        try:
             if plan is not None and plan.groups:
                 binder = RayBinder(cluster, name, given.deadline_s or DEADLINE_S)
                 bound = await binder.bind(plan)
-            budget = None if plan is None else plan.cluster.device_memory_bytes
-            ledgers = MachineLedgers(cluster, logs, budget)
-            try:
-                if bound is not None:
-                    await ledgers.have(bound.node_ids)
-            except BaseException:
-                assert bound is not None
-                await asyncio.shield(_delete(bound.owned_by(Ownership.CONTROLLER)))
-                raise
+                await ledgers.have(bound.node_ids)
         except BaseException:
-            cluster.close()
+            if bound is not None:
+                await asyncio.shield(bound.delete())
             raise
         settings = HostSettings(str(logs), programs, given.first_port)
         launcher = RayLauncher(cluster, bound, settings, name, ledgers)
@@ -114,8 +125,3 @@ class RayJob:
 def _everywhere(logs: Path) -> Path:
     """The same path for an actor, whose working directory is another one."""
     return logs.absolute()
-
-
-async def _delete(groups: tuple[RayPlacementGroup, ...]) -> None:
-    for group in groups:
-        await group.delete()
