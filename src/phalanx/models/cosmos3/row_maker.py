@@ -9,6 +9,7 @@ from torch import Tensor
 
 from phalanx.layers.unipc import FlowSchedule, SchedulerConfig
 from phalanx.models.cosmos3.action_validation import FORWARD, INVERSE
+from phalanx.models.cosmos3.conditioning import padded_actions
 from phalanx.models.cosmos3.config import Cosmos3Config
 from phalanx.models.cosmos3.geometry import MediaShape
 from phalanx.models.cosmos3.guidance import Guidance
@@ -94,14 +95,13 @@ class RowMaker:
         )
 
     def _known_actions(self, request: Cosmos3ActionRequest, shape: MediaShape) -> Tensor | None:
-        """The state, or the given actions, of which the last one goes on to the end."""
-        given = request.state if request.cond_action is None else request.cond_action[0]
-        if given is None:
+        """The state, or the given actions; clean rows are all that is looked at."""
+        width = self._config.action_dim
+        if request.state is not None:
+            return self._here(padded_actions(request.state, shape.action_rows, width))
+        if request.cond_action is None:
             return None
-        known = torch.zeros(shape.action_rows, self._config.action_dim)
-        known[: len(given), : request.raw_action_dim] = given
-        known[len(given) :, : request.raw_action_dim] = given[-1]
-        return self._here(known)
+        return self._here(padded_actions(request.cond_action[0], shape.action_rows, width))
 
     def _guided(
         self, request: Cosmos3T2VRequest | Cosmos3ActionRequest, media: MediaRow
