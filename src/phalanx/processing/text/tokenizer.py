@@ -84,6 +84,12 @@ class TextTokenizer:
         token = self._special_tokens.get("bos_token")
         return None if token is None else self.token_id(token)
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own; `eos_token_ids` also has those of the model."""
+        token = self._special_tokens.get("eos_token")
+        return None if token is None else self.token_id(token)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`, with the template's special tokens around it if wanted."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -164,8 +170,7 @@ class TextTokenizer:
             for token_id in value if isinstance(value, list) else [value]:
                 if isinstance(token_id, int):
                     found[token_id] = None
-        token = self._special_tokens.get("eos_token")
-        token_id = None if token is None else self.token_id(token)
+        token_id = self.eos_token_id
         if token_id is not None:
             found[token_id] = None
         return tuple(found)
