@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from phalanx.errors import PhalanxError
 from phalanx.roles.contracts import Backends
 from phalanx.roles.control_app import ControlApi
 from phalanx.roles.control_messages import Job, JobStage
@@ -22,6 +23,7 @@ from phalanx.roles.coordination.trainer import Processes
 from phalanx.roles.events import EventLog
 from phalanx.roles.manager import InferenceManager
 from phalanx.roles.publication import initial_content
+from phalanx.roles.together import all_or_first_error
 from phalanx.routing.roles.registry import RoleRegistry
 from phalanx.routing.roles.snapshot import ReplicaState, RoleSnapshot
 from phalanx.schema.job_placement import TRAINER, PhaseSpec
@@ -38,7 +40,7 @@ from phalanx.schema.roles import (
 from phalanx.testing.clock import ManualClock
 from phalanx.testing.job_world_devices import FakeDevices
 from phalanx.testing.job_world_disk import FakeDisk, FakeMachine
-from phalanx.testing.job_world_faults import EngineFaults, Life, Script
+from phalanx.testing.job_world_faults import EngineFaults, Life, ProcessEndedError, Script
 from phalanx.testing.job_world_operations import ToldOperations
 from phalanx.testing.role_fakes import FakeEngine, FakeRoleWorld
 
@@ -47,11 +49,14 @@ _DYING_S = 1.5
 
 @dataclass(frozen=True)
 class RoleShape:
-    """A role with one model of its name, whose replicas have these bundles each."""
+    """A role with one model of its name, whose replicas have these bundles each. `stays`: it takes no
+    turns, and starts with its job.
+    """
 
     name: str
     replicas: tuple[tuple[str, ...], ...]
     weights: WeightSource = WeightSource.STATIC
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,14 @@ class JobLayout:
         bundles = {
             role.name: tuple(sorted({one for its in role.replicas for one in its}))
             for role in self.roles
+            if not role.stays
         }
         return Schedule(PlacementMode.DEFER, self.phases, {**bundles, TRAINER: self.trainer})
+
+    @property
+    def staying(self) -> frozenset[str]:
+        """The roles that take no turns."""
+        return frozenset(role.name for role in self.roles if role.stays)
 
     def spec(self, role: RoleShape) -> InferenceRoleSpec:
         model = InferenceModelSpec(
@@ -96,7 +107,7 @@ class JobLayout:
             startup_timeout_s=60.0,
             drain_timeout_s=5.0,
             offload_timeout_s=20.0,
-            start_asleep=True,
+            start_asleep=not role.stays,
         )
         return InferenceRoleSpec(
             role=role.name,
@@ -128,6 +139,9 @@ class FakeControl:
         layout, parts = world.layout, world.parts
         clock = ManualClock()
         self.life = life
+        self.starting: asyncio.Task[None] | None = None
+        self._staying = layout.staying
+        self._end = world.end_control
         self.events = EventLog(clock)
         self.engines: dict[str, FakeRoleWorld] = {}
         self.managers: dict[str, InferenceManager] = {}
@@ -172,8 +186,18 @@ class FakeControl:
         )
         self.transport = httpx.ASGITransport(app=api.app())
 
+    async def start(self) -> None:
+        """The roles that stay. Where one does not start the job ends, as it does under `phalanx up`."""
+        try:
+            await all_or_first_error(self.managers[role].start() for role in self._staying)
+        except (PhalanxError, ProcessEndedError):
+            if self.life.is_alive:
+                self._end()
+
     def has_lease(self, tenant: str) -> bool:
-        return any(view.holder == tenant for view in self.coordinator.document.leases)
+        return tenant in self._staying or any(
+            view.holder == tenant for view in self.coordinator.document.leases
+        )
 
     def _check_lease(self, role: str) -> None:
         self.coordinator.check_lease(role)
@@ -235,6 +259,7 @@ class JobWorld:
         control = FakeControl(self, life)
         if life.is_alive:
             self.control = control
+            control.starting = asyncio.create_task(control.start())
             self.devices.check()
 
     def end_control(self) -> None:
