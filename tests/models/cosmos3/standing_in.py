@@ -88,7 +88,7 @@ class JoinedText:
 
 @dataclass
 class Forward:
-    """One pass of text and media with the weights in `directory`; a mistake changes a part of it."""
+    """One pass of text and media; a mistake changes a part of it."""
 
     transformer: Cosmos3Transformer
     ids: Tensor

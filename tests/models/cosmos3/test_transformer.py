@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -103,7 +105,7 @@ def test_the_velocities_of_a_forward(folders, family, native):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_video_alone(folders, family):
     full = known_row(family)
-    shape = type(full.shape)((3, 3, 4), fps=10.0, clean_frames=frozenset({0}))
+    shape = replace(full.shape, sound_frames=0, action_rows=0, clean_rows=frozenset())
     row = MediaRow(shape, 637, full.vision)
     velocity = Forward.of(loaded(folders[family]), known_ids(family), row).run()
     known = tensors(f"{family}/io")["out.vision_only"]
@@ -180,12 +182,24 @@ def test_rows_and_branches_share_a_pass(folders):
 def test_what_is_all_given_has_no_velocity(folders):
     transformer = loaded(folders["silu"])
     row = row_of("loop_forward_dynamics", 0)
-    given = type(row.shape)(**{**vars(row.shape), "clean_frames": frozenset(range(3))})
-    still = MediaRow(given, row.timestep, row.vision, None, row.actions, row.domain)
-    hidden = torch.ones(given.num_tokens, 48)
+    still = replace(row, shape=replace(row.shape, clean_frames=frozenset(range(3))))
+    hidden = torch.ones(row.shape.num_tokens, 48)
     (velocity,) = transformer.velocities(hidden, [still])
     assert not velocity.vision.any()
     assert not velocity.actions.any()
+
+
+def test_frames_on_both_sides_of_a_given_one_are_drawn(folders):
+    transformer = loaded(folders["silu"])
+    row = row_of("loop_t2v", 0)
+    drawn = replace(row.shape, clean_frames=frozenset({1}))
+    hidden = torch.randn(12, 48, generator=torch.Generator().manual_seed(0))
+    (every,) = transformer.velocities(hidden, [row])
+    (some,) = transformer.velocities(hidden, [replace(row, shape=drawn)])
+    assert every.vision.abs().min() > 0
+    assert not some.vision[:, 1].any()
+    for frame in (0, 2):
+        torch.testing.assert_close(some.vision[:, frame], every.vision[:, frame], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
