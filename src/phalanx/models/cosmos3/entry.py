@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from phalanx.errors import ConfigurationError
 from phalanx.models.cosmos3.action_validation import check_action_request
@@ -19,7 +19,7 @@ from phalanx.models.cosmos3.request import (
 )
 from phalanx.models.cosmos3.service import Cosmos3Service
 from phalanx.models.cosmos3.validation import check_video_request
-from phalanx.plugin import BatchingEntry
+from phalanx.plugin import BatchingEntry, PolicyAdapter, VideoAdapter
 from phalanx.schema.control import ControlOp
 from phalanx.schema.events import Event
 from phalanx.schema.limits import Limits
@@ -113,6 +113,12 @@ class Cosmos3(Cosmos3Entry):
         """Refuse wrong shapes and dtypes, numbers that are not finite, and tokens out of range."""
         check_video_request(request, limits)
 
+    @classmethod
+    def videos(cls, args: Cosmos3Args, settings: Mapping[str, Any]) -> VideoAdapter:
+        from phalanx.models.cosmos3.video_serving import Cosmos3Videos, video_settings
+
+        return Cosmos3Videos(args, video_settings(settings))
+
     def load(self, args: Cosmos3Args) -> Cosmos3Service:
         return build_service(load_model(args), args, video_answer)
 
@@ -129,6 +135,13 @@ class Cosmos3Policy(Cosmos3Entry):
     def validate(request: Cosmos3ActionRequest, limits: Limits) -> None:
         """As that of videos, and what a mode lacks or does not take."""
         check_action_request(request, limits)
+
+    @classmethod
+    def policy(cls, args: Cosmos3PolicyArgs, settings: Mapping[str, Any]) -> PolicyAdapter:
+        from phalanx.models.cosmos3.policy_serving import Cosmos3PolicyServing
+        from phalanx.models.cosmos3.policy_settings import policy_settings
+
+        return Cosmos3PolicyServing(args, policy_settings(settings))
 
     def load(self, args: Cosmos3Args) -> Cosmos3Service:
         assert isinstance(args, Cosmos3PolicyArgs)

@@ -46,13 +46,13 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def flow_parameters(observation: Observation, policy: str) -> FlowParameters:
     """Raises `InvalidRequestError` naming the parameter that is unknown or wrong."""
     found = _parameters(observation, FlowParameters)
-    _check_policy(found.lerobot, policy)
+    check_policy_type(found.lerobot, policy)
     return found
 
 
 def check_parameters(observation: Observation, policy: str) -> None:
     """The same for a policy without a denoising loop."""
-    _check_policy(_parameters(observation, PlainParameters).lerobot, policy)
+    check_policy_type(_parameters(observation, PlainParameters).lerobot, policy)
 
 
 def _parameters(observation: Observation, kind: type[P]) -> P:
@@ -65,7 +65,7 @@ def _parameters(observation: Observation, kind: type[P]) -> P:
         ) from error
 
 
-def _check_policy(lerobot: dict[str, Any] | None, policy: str) -> None:
+def check_policy_type(lerobot: dict[str, Any] | None, policy: str) -> None:
     """LeRobot's client names the type of policy that it expects to find."""
     wanted = (lerobot or {}).get("policy_type")
     if wanted is not None and wanted != policy:

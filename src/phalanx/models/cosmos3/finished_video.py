@@ -1,0 +1,70 @@
+"""A finished video as the bytes of a file: a clip that plays, a picture, or its numbers."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from phalanx.errors import InvalidRequestError, MissingDependencyError
+from phalanx.models.cosmos3.request import Cosmos3Video
+from phalanx.schema.videos import VideoFile, VideoFormat
+
+
+def video_bytes(output: Cosmos3Video, fps: float, format: VideoFormat | None) -> VideoFile:
+    """`format` None: a picture of one frame, else a clip.
+
+    Raises `InvalidRequestError` where the video has more frames than the form takes, and
+    `MissingDependencyError` where the library that writes it is not installed.
+    """
+    pixels = output.video[0].detach().float().cpu()
+    if format is None:
+        format = VideoFormat.PNG if pixels.shape[1] == 1 else VideoFormat.MP4
+    match format:
+        case VideoFormat.MP4:
+            data = _mp4(pixels, fps)
+        case VideoFormat.PNG:
+            data = _png(pixels)
+        case VideoFormat.NPZ:
+            data = _npz(pixels, output.sound, fps)
+    return VideoFile(data, format)
+
+
+def _mp4(pixels: Tensor, fps: float) -> bytes:
+    from phalanx.models.cosmos3.video_file import write_video
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        write_video(pixels, path, fps)
+        return path.read_bytes()
+
+
+def _png(pixels: Tensor) -> bytes:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependencyError(
+            "pictures need pillow; install it with `pip install phalanx[serve]`"
+        ) from error
+    if pixels.shape[1] != 1:
+        raise InvalidRequestError(
+            f"a PNG has one frame, and this video {pixels.shape[1]}; ask for mp4, or for 1 frame",
+            field="response_format",
+        )
+    levels = pixels[:, 0].mul(255).round().clamp(0, 255).byte().permute(1, 2, 0)
+    target = io.BytesIO()
+    Image.fromarray(levels.contiguous().numpy()).save(target, "PNG")
+    return target.getvalue()
+
+
+def _npz(pixels: Tensor, sound: Tensor | None, fps: float) -> bytes:
+    """`video` float32 (3, frames, height, width) in [0, 1], `fps`, and `sound` latents (dim, n)."""
+    arrays = {"video": pixels.numpy(), "fps": np.float64(fps)}
+    if sound is not None:
+        arrays["sound"] = sound[0].detach().float().cpu().numpy()
+    target = io.BytesIO()
+    np.savez(target, allow_pickle=False, **arrays)
+    return target.getvalue()
