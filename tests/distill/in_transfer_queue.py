@@ -11,6 +11,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import ray
+import torch
 import transfer_queue
 from omegaconf import OmegaConf
 
@@ -56,9 +57,14 @@ def bounds() -> str:
 
 
 def leftovers() -> str:
-    """A consumed batch leaves its head alone, and no record."""
+    """A consumed batch leaves its head alone, and no record, also none of a process that ended before
+    it had dropped an earlier one.
+    """
     store = TransferQueueStore("left")
     publish(store)
+    data = {"data": torch.zeros(3, dtype=torch.uint8)}
+    transfer_queue.kv_put("save/one/0", "left", fields=data)
+    transfer_queue.kv_put("save/one-more/1", "left", fields=data)
     store.consume("one")
     return str(sorted(transfer_queue.kv_list("left")["left"]))
 

@@ -30,7 +30,7 @@ def test_the_store_in_transfer_queue_does_what_a_store_does():
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     done = json.loads(ran.stdout.splitlines()[-1])
     assert done["conformance"] == done["bounds"] == "ok"
-    assert done["leftovers"] == "['head/one']"
+    assert done["leftovers"] == "['head/one', 'save/one-more/1']"
     rows = done["rows"]
     assert rows["before"] == {}
     assert rows["keys"] == [f"one/group {group}/{at}" for group in range(2) for at in range(2)]

@@ -123,10 +123,10 @@ class TransferQueueStore:
                 check_room(f"partition {self.partition!r}", stages, self.max_batches)
             new = _Head(batch.stage, 1 if head is None else head.num_saves + 1)
             bare = msgspec.structs.replace(batch, notes={})
-            self._write(_save_key(batch.batch_id, new), msgspec.msgpack.encode(bare))
+            key = _save_key(batch.batch_id, new)
+            self._write(key, msgspec.msgpack.encode(bare))
             self._set_head(batch.batch_id, new)
-            if head is not None:
-                self._drop(batch.batch_id, head)
+            self._drop(batch.batch_id, kept=key)
 
     def note(self, batch_id: str, samples: Sequence[Sample]) -> None:
         with self._using():
@@ -159,7 +159,7 @@ class TransferQueueStore:
             if check_consume(batch_id, None if head is None else head.stage):
                 assert head is not None
                 self._set_head(batch_id, msgspec.structs.replace(head, stage=Stage.CONSUMED))
-                self._drop(batch_id, head)
+                self._drop(batch_id)
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -213,9 +213,12 @@ class TransferQueueStore:
         ]
         return [(key, note) for key, note in found if note.whole]
 
-    def _drop(self, batch_id: str, head: _Head) -> None:
-        notes, save = f"note/{batch_id}/", _save_key(batch_id, head)
-        old = [key for key in self._tags() if key.startswith(notes) or key == save]
+    def _drop(self, batch_id: str, kept: str = "") -> None:
+        """All records of a batch but the one that is `kept`; also those of a process that ended
+        before it had dropped them.
+        """
+        begins = (f"note/{batch_id}/", f"save/{batch_id}/")
+        old = [key for key in self._tags() if key.startswith(begins) and key != kept]
         if old:
             self._queue.kv_clear(old, self.partition)
 
