@@ -21,8 +21,11 @@ DEFAULT_STEPS = 4
 
 @dataclass(frozen=True)
 class FakeVideoArgs(EntryArgs):
-    """`before_tick` runs before every tick, where a test can wait or observe."""
+    """`before_tick` runs before every tick, where a test can wait or observe. `checkpoint_dir` is
+    looked at by nobody.
+    """
 
+    checkpoint_dir: str | None = None
     before_tick: Callable[[], None] | None = None
 
 
