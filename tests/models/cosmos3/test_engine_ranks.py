@@ -1,0 +1,88 @@
+"""Replicas of Cosmos3 that span ranks, through the whole engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from phalanx import DeploymentConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
+from phalanx.engine_config import DeviceConfig
+from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
+from phalanx.models.cosmos3.entry import Cosmos3, Cosmos3Policy
+from phalanx.models.cosmos3.request import DenoiseProgress
+from phalanx.schema.control import Continue, Flush, Pause, PauseMode
+from phalanx.server import WorkerSupervisorConfig
+from tests.engine.ports import free_base_port
+from tests.models.cosmos3.in_each_rank import topology
+from tests.models.cosmos3.loops import TOLERANCE, Loop, largest
+from tests.models.cosmos3.test_entries import policy_request, video
+
+Engine.register(Cosmos3)
+Engine.register(Cosmos3Policy)
+POLICY = Loop("loop_policy")
+
+
+def engine(name: str, args: Cosmos3Args, tp: int, cfg: int, replica_count: int = 1) -> Engine:
+    config = EngineConfig(
+        DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1), topology(tp, cfg)
+    )
+    deployment = DeploymentConfig.local(
+        replica_count=replica_count,
+        process_config=WorkerSupervisorConfig(base_port=free_base_port(replica_count)),
+    )
+    return Engine(EngineArgs(name, args, config), deployment=deployment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tp", "cfg"), [(2, 1), (1, 2), (2, 2)])
+def test_r19_r91_e2_a_replica_of_ranks_answers_as_diffusers_did(folders, tp, cfg):
+    args = Cosmos3PolicyArgs(str(folders["silu"]), max_batch_size=4, max_tokens=64)
+    with engine("cosmos3_policy", args, tp, cfg) as served:
+        *deltas, final = served.stream(policy_request())
+        _check(final)
+        assert deltas[-1] == DenoiseProgress(4, 4, 625)
+        # Of a crowd that is pushed back, paused, and partly cancelled, everybody else is served.
+        assert served.control(Pause(PauseMode.IN_PLACE))
+        kept = [served.submit(policy_request(num_inference_steps=4)) for _ in range(3)]
+        cut = served.submit(policy_request(num_inference_steps=200), rid="cut")
+        assert served.control(Pause(PauseMode.RETRACT))
+        assert served.cancel("cut")
+        assert served.control(Continue())
+        for one in kept:
+            _check(one.result())
+        assert cut.result().action.shape == (1, 8, 10)
+        unguided = policy_request(guidance_scale=1.0, neg_text_ids=None, neg_text_mask=None)
+        interval = policy_request(guidance_interval=(960, 1001))
+        first, second = served.submit(unguided), served.submit(interval)
+        assert largest(first.result().action - second.result().action) > 0.01
+        assert largest(second.result().action[0] - POLICY.io["out.action"]) == pytest.approx(
+            1.46, rel=0.06
+        )
+        assert served.control(Flush())
+
+
+@pytest.mark.long
+def test_r91_replicas_of_two_ranks_answer_alike(folders):
+    args = Cosmos3Args(str(folders["silu"]), max_batch_size=2, max_tokens=64)
+    with engine("cosmos3", args, 1, 2, replica_count=2) as served:
+        asked = video(sound_frames=4, sound_dim=5, guidance_scale=6.0)
+        answers = [one.result() for one in [served.submit(asked) for _ in range(4)]]
+        other = served.step(replace(asked, seed=43))
+    for answer in answers[1:]:
+        assert torch.equal(answer.video, answers[0].video)
+        assert torch.equal(answer.sound, answers[0].sound)
+    assert not torch.equal(other.video, answers[0].video)
+
+
+@pytest.mark.long
+def test_r91_one_replica_of_two_branches_is_served(folders):
+    args = Cosmos3PolicyArgs(str(folders["silu"]), max_tokens=64)
+    with engine("cosmos3_policy", args, 1, 2) as served:
+        _check(served.step(policy_request()))
+
+
+def _check(answer) -> None:
+    assert largest(answer.action[0] - POLICY.io["out.action"]) < TOLERANCE
+    assert largest(answer.video - POLICY.io["out.video"]) < TOLERANCE
