@@ -56,10 +56,8 @@ class DeviceView:
 
 
 def _devices(simulated: SimulatedCluster) -> Iterator[DeviceStatus]:
-    found = iter(DeviceLedger(simulated.file).devices())
-    for node in simulated.plan.cluster.nodes:
-        for device in range(node.num_devices):
-            yield device_status(Bundle(node.name, device), next(found))
+    devices = DeviceLedger(simulated.file).devices()
+    return map(device_status, simulated.plan.cluster.bundles(), devices)
 
 
 def device_status(bundle: Bundle, memory: DeviceMemory, place: str | None = None) -> DeviceStatus:

@@ -96,7 +96,4 @@ def _enough_nodes(roles: Sequence[InferenceRoleSpec], trainer: int, per_node: in
 
 def _started(roles: Sequence[InferenceRoleSpec]) -> Iterator[EngineGroupSpec]:
     for role in roles:
-        for model in role.models:
-            for group in model.engine_groups:
-                if group.engine is not EngineKind.EXTERNAL:
-                    yield group
+        yield from (each for each in role.engine_groups if each.engine is not EngineKind.EXTERNAL)

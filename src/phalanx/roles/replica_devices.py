@@ -10,8 +10,7 @@ from pathlib import Path
 from phalanx.device_ledger import DeviceLedger
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import ReplicaLaunch
-from phalanx.schema.job_placement import ACTOR_GROUP, TRAINER, Bundle, ClusterSpec, PlacementPlan
-from phalanx.schema.roles import PlacementMode
+from phalanx.schema.job_placement import TRAINER, Bundle, PlacementPlan
 from phalanx.settings import SimulatedDevices
 
 
@@ -44,18 +43,14 @@ class SimulatedCluster:
         placement = launch.group.placement
         if placement is None:
             return {}
-        decoupled = self.plan.mode is PlacementMode.DECOUPLED
-        bundles = self.plan.group(launch.role if decoupled else ACTOR_GROUP).bundles
+        bundles = self.plan.group(self.plan.group_name(launch.role)).bundles
         mine = _slice(launch, placement.bundle_indices)
         return self._told((bundles[index] for index in mine), f"{launch.role}/{launch.engine_id}")
 
     def of_trainer(self) -> dict[str, str]:
         """What the trainer's program is told; nothing where it has no devices."""
-        plan = self.plan
-        if not plan.trainer_bundles:
-            return {}
-        bundles = plan.group(ACTOR_GROUP).bundles
-        return self._told((bundles[index] for index in plan.trainer_bundles), TRAINER)
+        bundles = self.plan.bundles_of_trainer()
+        return self._told(bundles, TRAINER) if bundles else {}
 
     def number(self, bundle: Bundle) -> int:
         """Of a device, in the ledger."""
@@ -63,7 +58,7 @@ class SimulatedCluster:
 
     @cached_property
     def _first(self) -> dict[str, int]:
-        return _first_numbers(self.plan.cluster)
+        return self.plan.cluster.first_numbers()
 
     def _told(self, bundles: Iterable[Bundle], owner: str) -> dict[str, str]:
         devices = SimulatedDevices(self.file, tuple(map(self.number, bundles)), owner)
@@ -81,11 +76,8 @@ def real_devices(launch: ReplicaLaunch) -> dict[str, str]:
 
 def real_trainer_devices(plan: PlacementPlan) -> dict[str, str]:
     """The GPUs that a plan gives the trainer, where they are all of one node."""
-    if not plan.trainer_bundles or plan.cluster.device_memory_bytes is not None:
-        return {}
-    bundles = plan.group(ACTOR_GROUP).bundles
-    mine = [bundles[index] for index in plan.trainer_bundles]
-    if len({bundle.node for bundle in mine}) > 1:
+    mine = plan.bundles_of_trainer()
+    if len({bundle.node for bundle in mine}) != 1 or plan.cluster.device_memory_bytes is not None:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(bundle.device) for bundle in mine)}
 
@@ -107,12 +99,3 @@ def _slice(launch: ReplicaLaunch, of_group: tuple[int, ...]) -> tuple[int, ...]:
             " more devices"
         )
     return mine
-
-
-def _first_numbers(cluster: ClusterSpec) -> dict[str, int]:
-    """Of each node the number of its first device, counted over all of them."""
-    numbers, count = {}, 0
-    for node in cluster.nodes:
-        numbers[node.name] = count
-        count += node.num_devices
-    return numbers

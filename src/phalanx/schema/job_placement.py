@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from phalanx.errors import ConfigurationError
 from phalanx.schema.roles import InferenceRoleSpec, Ownership, PlacementMode, check_name
@@ -57,6 +58,13 @@ class ClusterSpec:
     @property
     def num_devices(self) -> int:
         return sum(node.num_devices for node in self.nodes)
+
+    def first_numbers(self) -> dict[str, int]:
+        """Of each node the number of its first device, counted over all of them."""
+        sizes = (node.num_devices for node in self.nodes)
+        return dict(
+            zip((node.name for node in self.nodes), accumulate(sizes, initial=0), strict=False)
+        )
 
     def bundles(self) -> list[Bundle]:
         """All devices, in the order of nodes and devices."""
@@ -176,8 +184,15 @@ class PlacementPlan:
         group = self.group(replica.placement_group)
         return tuple(group.bundles[index] for index in replica.bundle_indices)
 
+    def bundles_of_trainer(self) -> tuple[Bundle, ...]:
+        """The trainer's devices, rank by rank; none where it has none here."""
+        bundles = self.group(ACTOR_GROUP).bundles if self.trainer_bundles else ()
+        return tuple(bundles[index] for index in self.trainer_bundles)
+
     def bundles_of(self, user: str) -> frozenset[Bundle]:
         """All devices of a role, or of the trainer; also those that its replicas may be scaled into."""
+        if user == TRAINER:
+            return frozenset(self.bundles_of_trainer())
         indices = [
             index
             for role in self.roles
@@ -186,8 +201,6 @@ class PlacementPlan:
             if group.placement is not None
             for index in group.placement.bundle_indices
         ]
-        if user == TRAINER:
-            indices = [*self.trainer_bundles]
         bundles = self.group(self.group_name(user)).bundles if indices else ()
         return frozenset(bundles[index] for index in indices)
 

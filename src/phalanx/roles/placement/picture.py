@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from phalanx.schema.job_placement import ACTOR_GROUP, TRAINER, Bundle, PlacementPlan
 from phalanx.schema.roles import PlacementMode
@@ -118,9 +117,7 @@ def colours(plan: PlacementPlan) -> dict[str, str]:
 
 def _holders(plan: PlacementPlan) -> list[list[_Holder]]:
     """Of each device of the cluster, in the order of nodes and devices."""
-    nodes = plan.cluster.nodes
-    ends = accumulate(node.num_devices for node in nodes)
-    first = {node.name: end - node.num_devices for node, end in zip(nodes, ends, strict=True)}
+    first = plan.cluster.first_numbers()
     places = {
         group.name: [first[bundle.node] + bundle.device for bundle in group.bundles]
         for group in plan.groups
