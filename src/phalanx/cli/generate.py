@@ -198,14 +198,14 @@ class _Loading:
     ) -> _Loading:
         from phalanx.engine.registry import plugin_class
 
-        is_pipeline = (Path(model) / "transformer" / "config.json").is_file()
+        check_checkpoint(model)
+        directory = prepared_checkpoint(model)
+        is_pipeline = (directory / "transformer" / "config.json").is_file()
         name = plugin or (VIDEO_PLUGIN if is_pipeline else TEXT_PLUGIN)
         chosen = plugin_class(name)
         chosen.validate_parallel(config.parallel)
         placement = place(deployment, config)
-        check_checkpoint(model)
-        values = {"checkpoint_dir": str(prepared_checkpoint(model))}
-        args = build_plugin_args(chosen.args_cls, values, "flags")
+        args = build_plugin_args(chosen.args_cls, {"checkpoint_dir": str(directory)}, "flags")
         return cls(name, args, config, placement)
 
     def videos(self, adapter_settings: dict[str, Any]) -> VideoAdapter | None:

@@ -4,7 +4,9 @@ for tests, demonstrations and benchmarks. Other sizes are other arguments.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from phalanx.schema.checkpoints import Progress
 from phalanx.testing.tiny_tokenizer import write_byte_level_tokenizer
 
 VISION_START = "<|vision_start|>"
@@ -112,6 +115,19 @@ def write_tiny_cosmos3(directory: Path, sizes: Cosmos3Sizes | None = None, seed:
     (scheduler / "scheduler_config.json").write_bytes(msgspec.json.encode(_SCHEDULER))
     write_byte_level_tokenizer(directory / "text_tokenizer", more_special=[VISION_START])
     return directory
+
+
+def cosmos3_tiny(cache_dir: Path, progress: Progress) -> Path:
+    """The known name `cosmos3-tiny`: 1 MB of noise, to try commands and servers with."""
+    target = cache_dir / "checkpoints" / "cosmos3-tiny"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".cosmos3-tiny.") as scratch:
+            made = write_tiny_cosmos3(Path(scratch) / "made")
+            with suppress(OSError):  # another process was faster
+                made.rename(target)
+    progress(1, 1)
+    return target
 
 
 def _write(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import safetensors.numpy
 
 from phalanx.processing.text import TextTokenizer
-from phalanx.testing.tiny_cosmos3 import VISION_START, Cosmos3Sizes, write_tiny_cosmos3
+from phalanx.testing.tiny_cosmos3 import (
+    VISION_START,
+    Cosmos3Sizes,
+    cosmos3_tiny,
+    write_tiny_cosmos3,
+)
 from tests.models.cosmos3.stored import document, tensors
 
 _LIKE_STORED = Cosmos3Sizes(
@@ -32,3 +37,13 @@ def test_its_tokenizer_has_the_marker_of_pictures(tmp_path):
     assert tokenizer.token_id(VISION_START) == 3
     assert tokenizer.vocab_size == 400
     assert tokenizer.chat_template is not None
+
+
+def test_the_known_name_is_made_once(tmp_path):
+    told: list[tuple[int, int]] = []
+    directory = cosmos3_tiny(tmp_path, lambda *at: told.append(at))
+    made = (directory / "vae" / "config.json").stat().st_ino
+    assert cosmos3_tiny(tmp_path, lambda *at: told.append(at)) == directory
+    assert (directory / "vae" / "config.json").stat().st_ino == made
+    assert [path.name for path in directory.parent.iterdir()] == ["cosmos3-tiny"]
+    assert told == [(1, 1), (1, 1)]
