@@ -65,7 +65,9 @@ def test_a_replica_beyond_the_plan_has_a_group_of_its_own_which_ends_with_it(clu
             launch = launch_of(plan.roles[0].models[0], 1, generation=3)
             replica = await launcher.launch(launch)
             assert groups_there() == {"job-rollout", "job-rollout-rollout/1.3"}
+            assert launcher.num_running == 1
             await replica.stop(5.0)
+            assert launcher.num_running == 0
             assert groups_there() == {"job-rollout"}
             taken = await cluster.create_group("theirs", [{"GPU": 1}] * 7, "PACK", 10.0)
             with pytest.raises(NoRoomError, match=r"needs 1 device .*has 0 free"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -42,17 +42,36 @@ class Ledgers:
         file = self.files.get(node_id)
         return None if file is None else Ledger(file, 4, 100 * MIB)
 
+    async def have(self, node_ids: frozenset[str]) -> None:
+        """Those of tests are there."""
+
 
 @dataclass
 class Group:
+    """`lost` are node ids, and `joined` the place that a new machine has in the plan, if one has come."""
+
     places: tuple[Place, ...]
+    lost: tuple[str, ...] = ()
+    joined: Place | None = None
+
+    def is_there(self, places: Sequence[Place]) -> bool:
+        return not any(place.node_id in self.lost for place in places)
+
+    async def look_again(self, check: Callable[..., None]) -> None:
+        if self.joined is None:
+            raise RoleOperationFailedError("no machine has joined")
+        self.places = tuple(
+            self.joined if place.node_id in self.lost else place for place in self.places
+        )
 
 
-def devices(machines: Machines, ledgers: Ledgers) -> ClusterDevices:
+PLACES = (Place(0, "x", "10.0.0.7", 2), Place(1, "y", "10.0.0.8", 1))
+
+
+def devices(machines: Machines, ledgers: Ledgers, group: Group | None = None) -> ClusterDevices:
     """Of two nodes with a device each, which are the third and the second of their machines."""
     plan = planned([role_of("rollout", sglang(num_replicas=2))], 1, 1, mode=PlacementMode.SPLIT)
-    places = (Place(0, "x", "10.0.0.7", 2), Place(1, "y", "10.0.0.8", 1))
-    bound = BoundPlacement(plan, {ACTOR_GROUP: Group(places)})
+    bound = BoundPlacement(plan, {ACTOR_GROUP: group or Group(PLACES)})
     return ClusterDevices(machines, bound, ledgers)
 
 
@@ -82,3 +101,14 @@ def test_of_real_devices_it_says_where_they_are_and_that_nothing_is_known():
     assert {each.unknown for each in (first, second)} == {
         "what is held of real devices is not known here; ask nvidia-smi there"
     }
+
+
+def test_a_lost_machine_is_looked_for_again_though_nobody_starts_anything_there():
+    group = Group(PLACES, lost=("y",))
+    found = devices(Machines({}), Ledgers({}), group)
+    assert not found.has_lost(PLACES)
+    asyncio.run(found.status())
+    assert found.has_lost(PLACES) and not found.has_lost(PLACES[:1])
+    group.joined = Place(1, "z", "10.0.0.9", 0)
+    assert [each.place for each in asyncio.run(found.status())] == ["10.0.0.7:2", "10.0.0.9:0"]
+    assert not found.has_lost(group.places)

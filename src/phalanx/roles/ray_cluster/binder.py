@@ -56,13 +56,16 @@ class BoundPlacement:
         """As `RayPlacementGroup.look_again`, of the group of a role, as `plan` has it. Raises
         `PlacementMismatchError`.
         """
-        mine = self.group_of(role)
-        (planned,) = (each for each in self.plan.groups if self.groups[each.name] is mine)
+        await self.look_again_in(self.plan.group_name(role))
+
+    async def look_again_in(self, name: str) -> None:
+        """The same of a group by its name in the plan."""
+        planned = self.plan.group(name)
 
         def check(places: Sequence[Place], machines: Mapping[str, Machine]) -> None:
             check_layout(self.plan, planned, places, machines)
 
-        await mine.look_again(check)
+        await self.groups[name].look_again(check)
 
     async def delete(self) -> None:
         """Delete all groups that were made for it, where nothing has begun to run there."""

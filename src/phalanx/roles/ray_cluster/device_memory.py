@@ -5,7 +5,8 @@ ledger of its machine says. A machine is asked when somebody wants to know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from phalanx.device_ledger import DeviceLedger, DeviceMemory
@@ -39,9 +40,15 @@ class ClusterDevices:
         self._bound = bound
         self._ledgers = ledgers
         self._look_s = look_s
+        self._lost: frozenset[Place] = frozenset()
+
+    def has_lost(self, places: Iterable[Place]) -> bool:
+        """Whether one of these was lost when `status` was asked for last."""
+        return not self._lost.isdisjoint(places)
 
     async def status(self) -> tuple[DeviceStatus, ...]:
         """Every device that the plan uses, node after node."""
+        await self._find_again()
         places = {
             bundle: place
             for name, group in self._bound.groups.items()
@@ -56,6 +63,22 @@ class ClusterDevices:
             _status(bundle, places[bundle], answers)
             for bundle in sorted(places, key=lambda each: (order[each.node], each.device))
         )
+
+    async def _find_again(self) -> None:
+        """Machines may have joined in the place of lost ones that nobody starts a replica on, as the
+        trainer's.
+        """
+        lost: set[Place] = set()
+        for name, group in self._bound.groups.items():
+            if group.is_there(group.places):
+                continue
+            # There is none yet, or it does not fit.
+            with contextlib.suppress(TimeoutError, PhalanxError):
+                async with asyncio.timeout(self._look_s):
+                    await self._bound.look_again_in(name)
+                    await self._ledgers.have(self._bound.node_ids)
+            lost.update(place for place in group.places if not group.is_there([place]))
+        self._lost = frozenset(lost)
 
     async def _ask(self, node_id: str) -> Answer:
         """A machine: its devices in their order, or why nothing is known of them."""

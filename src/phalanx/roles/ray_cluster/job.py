@@ -23,7 +23,9 @@ from phalanx.schema.roles import Ownership
 
 
 class RayJob:
-    """Opened and closed in one event loop. Whatever ends its process, Ray ends all of it."""
+    """Opened and closed in one event loop. Whatever ends its process, Ray ends all of it. `devices` are
+    those of the plan; None where nothing is planned.
+    """
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class RayJob:
         self._ledgers = ledgers
         self._cluster = cluster
         self._bound = bound
+        self.devices = None if bound is None else ClusterDevices(cluster, bound, ledgers)
 
     @classmethod
     async def open(
@@ -93,25 +96,21 @@ class RayJob:
         return () if self._bound is None else self._bound.owned_by(Ownership.MANAGER, role)
 
     @property
-    def devices(self) -> ClusterDevices | None:
-        """Those of the plan; None where nothing is planned."""
-        if self._bound is None:
-            return None
-        return ClusterDevices(self._cluster, self._bound, self._ledgers)
-
-    @property
     def shared_groups(self) -> tuple[RayPlacementGroup, ...]:
         """Those that the control process deletes, when every manager has ended."""
         return () if self._bound is None else self._bound.owned_by(Ownership.CONTROLLER)
 
     def trainer_environment(self) -> dict[str, str]:
         """What tells the trainer's program its devices on its machine; nothing where it has none, or
-        several machines.
+        several machines, or its machine was lost and none has come in its place.
         """
-        if self._bound is None or not self._bound.plan.trainer_bundles:
+        if self._bound is None or self.devices is None or not self._bound.plan.trainer_bundles:
             return {}
         places = self._bound.groups[ACTOR_GROUP].places
-        parts = parts_of([places[index] for index in self._bound.plan.trainer_bundles])
+        mine = [places[index] for index in self._bound.plan.trainer_bundles]
+        if self.devices.has_lost(mine):
+            return {}
+        parts = parts_of(mine)
         if len(parts) > 1:
             return {}
         (part,) = parts

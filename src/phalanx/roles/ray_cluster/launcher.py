@@ -74,11 +74,14 @@ class RayLauncher:
         self._running.add(replica)
         return replica
 
+    @property
+    def num_running(self) -> int:
+        """Replicas of which something is left."""
+        return len(self._running)
+
     async def close(self, grace_s: float = CLOSE_GRACE_S) -> None:
         """Stop whatever still runs. Any number of times, also again with less patience."""
-        running = tuple(self._running)
-        await asyncio.gather(*(replica.stop(grace_s) for replica in running))
-        self._running.difference_update(running)
+        await asyncio.gather(*(replica.stop(grace_s) for replica in tuple(self._running)))
 
     async def _site(self, launch: ReplicaLaunch) -> Site:
         bound = self._bound
@@ -149,7 +152,8 @@ class RayLauncher:
         ]
         for part, pid in zip(parts, await asyncio.gather(*starting), strict=True):
             part.pid = pid
-        return RayReplica(reserved.address, parts, site.group if site.extra else None)
+        own = site.group if site.extra else None
+        return RayReplica(reserved.address, parts, own, self._running.discard)
 
     async def _have_ledgers(self, node_ids: Iterable[str]) -> None:
         if self._ledgers is not None:

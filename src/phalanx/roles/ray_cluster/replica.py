@@ -5,7 +5,7 @@ does not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from phalanx.errors import RoleOperationFailedError
 from phalanx.roles.engine_command import ListenAddress
@@ -78,7 +78,8 @@ class RunningPart:
 class RayReplica:
     """Implements `contracts.LaunchedReplica`; the head comes first in `parts`, and only it is told of.
 
-    `extra` is a placement group of its own, which ends with it.
+    `extra` is a placement group of its own, which ends with it. `ended` is told of it when nothing of
+    it is left.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class RayReplica:
         address: ListenAddress,
         parts: Sequence[RunningPart],
         extra: RayPlacementGroup | None = None,
+        ended: Callable[[RayReplica], None] | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self._address = address
         self._extra = extra
+        self._ended = ended
         self._stopping = False
         self._stopped = False
         self._lock = asyncio.Lock()
@@ -128,6 +131,8 @@ class RayReplica:
             if self._extra is not None:
                 await self._extra.delete()
             self._stopped = True
+            if self._ended is not None:
+                self._ended(self)
 
     def _named(self, part: RunningPart, reason: str) -> str:
         """Which of several it is about."""
