@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -62,3 +63,27 @@ def test_a_cluster_that_is_started_for_a_job_has_its_devices_and_ends_with_it(fi
         process.kill()
         process.stdout.close()
         process.wait()
+
+
+def test_a_cluster_of_this_machine_that_has_ended_is_told_of_at_once(file, tmp_path):
+    (tmp_path / "tmp" / "ray").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        noted = f"127.0.0.1:{server.getsockname()[1]}"
+    (tmp_path / "tmp" / "ray" / "ray_current_cluster").write_text(noted)
+    file.write_text(
+        file.read_text().replace("launcher: ray", "launcher: {kind: ray, address: auto}")
+    )
+    ended = subprocess.run(
+        [*ALONE, "--kill-child", PHALANX, "up", str(file)],
+        env={**environment(tmp_path / "cache"), "RAY_TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert (
+        "launcher.address='auto' is the cluster that this machine has joined last" in ended.stderr
+    )
+    port = noted.partition(":")[2]
+    assert (
+        f":{port} any more (Connection refused); start one with `ray start --head`" in ended.stderr
+    )

@@ -19,10 +19,28 @@ def check_address(address: str) -> None:
             f"launcher.address={address!r} must be HOST:PORT of the cluster's head, or {ANY}; the"
             " control process runs on a machine of the cluster"
         )
+    if reason := silence(address):
+        raise no_answer(address, reason)
+
+
+def silence(address: str) -> str:
+    """Why nobody listens at HOST:PORT; nothing where somebody does."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
     except OSError as error:
-        raise no_answer(address, error.strerror or str(error)) from None
+        return error.strerror or str(error)
+    return ""
+
+
+def stale(address: str, reason: str) -> ConfigurationError:
+    """What to say where the cluster that this machine belonged to last is no more."""
+    return ConfigurationError(
+        f"launcher.address='{ANY}' is the cluster that this machine has joined last, and nobody answers"
+        f" at {address} any more ({reason}); start one with `ray start --head` or join one with `ray"
+        " start --address`, say its HOST:PORT as launcher.address, or leave address out for a cluster of"
+        " the job alone"
+    )
 
 
 def no_answer(address: str, reason: str) -> ConfigurationError:

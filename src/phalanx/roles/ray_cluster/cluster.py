@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 from phalanx import __version__
 from phalanx.errors import ConfigurationError, RoleOperationFailedError
 from phalanx.roles.ray_cluster import missing
-from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer
+from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer, silence, stale
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError, free_devices
 from phalanx.roles.ray_cluster.observed import Place
 
 try:
     import ray
+    from ray._private.services import canonicalize_bootstrap_address
     from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError
     from ray.util.placement_group import (
@@ -68,18 +69,28 @@ class RayCluster:
 
         Blocks for seconds. Raises `ConfigurationError` where there is no cluster.
         """
-        if address is not None and address != ANY:
+        gone = None
+        if address is None or address == ANY:
+            gone = _cluster_that_has_ended()
+            if gone is not None and address == ANY:
+                raise gone
+        else:
             check_address(address)
         self.namespace = namespace
-        self._is_ours = False
         with _own_signals():
-            try:
-                self._connect(address or ANY)
-            except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-                if address is not None:
-                    raise no_answer(address, first_line(error)) from None
+            self._is_ours = gone is not None or not self._has_joined(address)
+            if self._is_ours:
                 self._connect(None, num_devices)
-                self._is_ours = True
+
+    def _has_joined(self, address: str | None) -> bool:
+        """False where this machine belongs to no cluster, and none was asked for."""
+        try:
+            self._connect(address or ANY)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            if address is not None:
+                raise no_answer(address, first_line(error)) from None
+            return False
+        return True
 
     def _connect(self, address: str | None, num_devices: int | None = None) -> None:
         ray.init(
@@ -248,6 +259,18 @@ def _here() -> tuple[str, list[Any], str]:
     """Where a task runs, and on what."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_accelerator_ids()[GPU], __version__
+
+
+def _cluster_that_has_ended() -> ConfigurationError | None:
+    """Of the one that Ray takes for this machine's, by a file that outlives it, and would wait minutes
+    for; None where it is there, or none was.
+    """
+    try:
+        noted = canonicalize_bootstrap_address(ANY)
+    except (ConnectionError, ValueError):
+        return None
+    reason = "" if noted is None else silence(noted)
+    return stale(noted, reason) if reason else None
 
 
 def first_line(error: BaseException) -> str:
