@@ -193,7 +193,7 @@ def test_i101_a_whole_batch_is_the_mean_over_its_tokens(selection, per_sequence)
             if selection is SAMPLED:
                 values.append((p[token] - q[token]).square() / 2)
                 continue
-            of_student = one.student_topk.id_rows()[at] if selection.of_student else []
+            of_student = one.student_topk.id_array.tolist()[at] if selection.of_student else []
             of_teacher = q.topk(3).indices.tolist() if selection.of_teacher else []
             ids = sorted({*of_student, *of_teacher})
             a, b = p[ids].log_softmax(-1), q[ids].log_softmax(-1)

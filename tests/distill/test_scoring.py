@@ -70,7 +70,10 @@ def check_against_toy(scored, teacher, student="student", with_student=False):
         for row, size in enumerate(support.size_array):
             ids = support.id_array[row, :size].tolist()
             assert len(set(ids)) == size
-            both = {*scored.student_topk.id_rows()[row], *scores.teacher_topk.id_rows()[row]}
+            both = {
+                *scored.student_topk.id_array.tolist()[row],
+                *scores.teacher_topk.id_array.tolist()[row],
+            }
             assert set(ids) == both
 
 
@@ -109,7 +112,7 @@ def test_i99_the_payload_is_prefill_and_logprobs_only():
                 "logprob_start_len": 2,
                 "top_logprobs_num": 3,
             }
-            assert rows == [[0, 0, 0], *one.student_topk.id_rows()]
+            assert rows == [[0, 0, 0], *one.student_topk.id_array.tolist()]
 
     asyncio.run(run())
 

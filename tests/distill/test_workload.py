@@ -49,7 +49,7 @@ def test_groups_of_answers_in_the_order_of_the_prompts():
                 for at, token in enumerate(one.response_ids):
                     scores = log_probs("student", prefix)
                     assert one.rollout_log_probs[at] == pytest.approx(float(scores[token]))
-                    best = one.student_topk.id_rows()[at]
+                    best = one.student_topk.id_array.tolist()[at]
                     assert best == np.argsort(-scores)[:2].tolist()
                     prefix.append(token)
             assert len({one.seed for one in found}) == 9

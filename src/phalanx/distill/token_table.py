@@ -4,8 +4,6 @@ so that stores write them as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +66,6 @@ class TokenTable(msgspec.Struct, frozen=True):
     def score_array(self) -> ScoreArray:
         """float32 [num_rows, width], read-only."""
         return np.frombuffer(self.log_probs, _SCORE).reshape(self.num_rows, self.width)
-
-    def id_rows(self) -> Sequence[Sequence[int]]:
-        """The ids as lists."""
-        rows: list[list[int]] = self.id_array.tolist()
-        return rows
 
 
 class SupportTable(msgspec.Struct, frozen=True):

@@ -106,11 +106,6 @@ class RunDirectory:
             raise NoJobError(f"no job {name!r} is running here; running: {others}")
         return record
 
-    def devices_file(self, name: str) -> Path:
-        """The ledger of the simulated devices of the job of this name; there is one if it has any."""
-        check_job_name(name)
-        return RunFile(self._file(name)).devices
-
     def running(self) -> tuple[RunRecord, ...]:
         """Every running job of this user, by name."""
         names = sorted(path.stem for path in self._path.glob("*.json"))

@@ -53,9 +53,6 @@ class FakeDevices:
                 del self._engines[engine]
         return tuple(self._engines)
 
-    def role_holds(self, role: str) -> bool:
-        return any(engine.launch.role == role for engine in self.resident)
-
     def check(self) -> None:
         """Note what must not be."""
         holders: dict[str, str] = {}
