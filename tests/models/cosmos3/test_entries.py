@@ -9,35 +9,38 @@ import torch
 
 from phalanx.engine_config import use_engine_config
 from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
+from phalanx.models.cosmos3.conditioning import fit_observation
 from phalanx.models.cosmos3.entry import Cosmos3, Cosmos3Policy
 from phalanx.models.cosmos3.request import DenoiseProgress
 from phalanx.schema.events import Delta, Final
 from phalanx.testing import check_batching_entry
 from tests.models.cosmos3.loops import FLOAT32, TOLERANCE, Loop, largest
 from tests.models.cosmos3.requests import action_request, video_request
+from tests.models.cosmos3.stored import tensors
 
+POLICY = Loop("loop_policy")
 LATENTS = torch.full((1, 6, 3, 3, 4), 0.5)
 
 
-def policy_request(loop: Loop = Loop("loop_policy"), **changes):
+def texts_of(loop: Loop) -> dict[str, torch.Tensor]:
+    """The prompts of a stored loop, as requests have them."""
+    ids = {"": loop.io["cond_ids"][None], "neg_": loop.io["uncond_ids"][None]}
+    found = {f"{prefix}text_ids": one for prefix, one in ids.items()}
+    return found | {f"{prefix}text_mask": torch.ones_like(one) for prefix, one in ids.items()}
+
+
+def policy_request(loop: Loop = POLICY, **changes):
     """What the stored loop was asked."""
-    io = loop.io
-    texts = {
-        name: (ids[None], torch.ones_like(ids[None]))
-        for name, ids in (("", io["cond_ids"]), ("neg_", io["uncond_ids"]))
-    }
+    noise = loop.io["noise.vision"]
     request = action_request(
-        text_ids=texts[""][0],
-        text_mask=texts[""][1],
-        neg_text_ids=texts["neg_"][0],
-        neg_text_mask=texts["neg_"][1],
+        **texts_of(loop),
         guidance_scale=loop.case["call"]["guidance_scale"],
         fps=15.0,
         flow_shift=5.0,
-        noise=io["noise.vision"],
-        action_noise=io["noise.action"][None],
+        noise=noise,
+        action_noise=loop.io["noise.action"][None],
         cond_video_pixels=None,
-        cond_video_latents=io["noise.vision"][:, :, :1],
+        cond_video_latents=noise[:, :, :1],
     )
     return replace(request, **changes)
 
@@ -139,3 +142,34 @@ def test_a_video_has_the_sound_that_was_asked_for(folders):
     final = ended(entry, video(sound_frames=4, sound_dim=5))[-1]
     assert final.payload.video.shape == (1, 6, 3, 3, 4)
     assert final.payload.sound.shape == (1, 5, 4)
+
+
+def test_a_video_is_answered_in_pixels(folders):
+    """Those of the stored loop, from its noise."""
+    loop = Loop("loop_t2v")
+    args = Cosmos3Args(folders["silu"], max_tokens=64)
+    request = video_request(
+        **texts_of(loop),
+        noise=loop.io["noise.vision"],
+        flow_shift=10.0,
+        guidance_scale=6.0,
+    )
+    final = ended(entry_of(Cosmos3, args), request)[-1]
+    stored = loop.io["out.video"].transpose(0, 1)[None]
+    assert final.payload.video.shape == stored.shape == (1, 3, 9, 48, 64)
+    assert largest(final.payload.video - stored) < TOLERANCE
+
+
+@pytest.mark.parametrize("vae_tiling", [False, True])
+def test_a_policy_sees_pixels_and_answers_with_some(folders, vae_tiling):
+    """The stored canvas: what is beyond its content is encoded, and has no tokens."""
+    loop, given = Loop("loop_policy"), tensors("conditioning")
+    args = Cosmos3PolicyArgs(
+        folders["silu"], max_tokens=64, decode_video=True, vae_tiling=vae_tiling
+    )
+    seen = fit_observation(given["image"][None], 256)
+    assert seen.content == (3, 4)
+    asked = policy_request(cond_video_latents=None, cond_video_pixels=seen.pixels[None])
+    final = ended(entry_of(Cosmos3Policy, args), asked)[-1]
+    assert largest(final.payload.action[0] - loop.io["out.action"]) < TOLERANCE
+    assert final.payload.pixels.shape == (1, 3, 9, 48, 64)

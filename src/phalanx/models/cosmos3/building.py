@@ -23,15 +23,19 @@ from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.cosmos3 import denoise_node, text_node
 from phalanx.models.cosmos3.args import Cosmos3Args
+from phalanx.models.cosmos3.codec_nodes import DecodeNode, EncodeNode, VideoDecoder
 from phalanx.models.cosmos3.denoise_node import DenoiseNode
 from phalanx.models.cosmos3.guidance import BranchRanks
 from phalanx.models.cosmos3.loading import load_transformer
 from phalanx.models.cosmos3.lockstep import Lockstep
-from phalanx.models.cosmos3.row import DENOISE_NODE, KV, TEXT_NODE
+from phalanx.models.cosmos3.row import DECODE_NODE, DENOISE_NODE, ENCODE_NODE, KV, TEXT_NODE
 from phalanx.models.cosmos3.row_maker import RowMaker
 from phalanx.models.cosmos3.service import Answer, Cosmos3Service, ServiceParts
 from phalanx.models.cosmos3.text_node import TextNode
 from phalanx.models.cosmos3.transformer import Cosmos3Transformer
+from phalanx.models.cosmos3.vae.checkpoint import load_vae
+from phalanx.models.cosmos3.vae.codec import WanVae
+from phalanx.models.cosmos3.vae.tiling import TiledDecoder, Tiling
 from phalanx.models.cosmos3.validation import limits_of
 from phalanx.parallel.current import current_mesh
 from phalanx.parallel.ranks import Fact, Ranks
@@ -54,6 +58,8 @@ class LoadedCosmos3:
     """What is in memory of a checkpoint, and the ranks that compute it together."""
 
     transformer: Cosmos3Transformer
+    vae: WanVae
+    decoder: VideoDecoder
     scheduler: SchedulerConfig
     branches: BranchRanks
     lockstep: Lockstep
@@ -80,7 +86,9 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
         Ranks(world, world).check_same(_facts(args, directory))
     operators = create_operators(args.native_operators, backend.device.type, dtype)
     transformer = load_transformer(directory, operators, backend.device, dtype, ranks)
-    scheduler = read_scheduler(directory)
+    vae, scheduler = load_vae(directory, backend.device, dtype), read_scheduler(directory)
+    _check_latents(transformer, vae, directory)
+    decoder = TiledDecoder(vae, Tiling(), world) if args.vae_tiling else vae
     logger.info(
         "loaded Cosmos3 in %s, tensor-parallel rank %d of %d, branches of guidance %s: %d layers, "
         "operators %s",
@@ -91,7 +99,9 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
         transformer.config.num_hidden_layers,
         operators.name,
     )
-    return LoadedCosmos3(transformer, scheduler, branches, Lockstep(world), backend, operators)
+    return LoadedCosmos3(
+        transformer, vae, decoder, scheduler, branches, Lockstep(world), backend, operators
+    )
 
 
 def build_service(
@@ -115,6 +125,16 @@ def build_service(
     )
 
 
+def _check_latents(transformer: Cosmos3Transformer, vae: WanVae, directory: Path) -> None:
+    """Refuse a transformer and an autoencoder that do not belong together."""
+    channels = transformer.config.latent_channel
+    if vae.config.z_dim != channels:
+        raise CheckpointError(
+            f"{directory}: transformer/config.json has latent_channel={channels} and vae/config.json "
+            f"z_dim={vae.config.z_dim}; they must be equal: these are parts of different checkpoints"
+        )
+
+
 def read_scheduler(directory: Path) -> SchedulerConfig:
     """The noise levels of a checkpoint. Raises `CheckpointError`."""
     path = directory / _SCHEDULER
@@ -133,7 +153,12 @@ def read_scheduler(directory: Path) -> SchedulerConfig:
 def nodes_of(model: LoadedCosmos3, max_batch_size: int) -> dict[str, NodeSubmodule]:
     """The nodes by name."""
     parts = (model.transformer, model.backend, model.branches, model.lockstep)
-    return {TEXT_NODE: TextNode(*parts), DENOISE_NODE: DenoiseNode(*parts, max_batch_size)}
+    return {
+        ENCODE_NODE: EncodeNode(model.vae),
+        TEXT_NODE: TextNode(*parts),
+        DENOISE_NODE: DenoiseNode(*parts, max_batch_size),
+        DECODE_NODE: DecodeNode(model.decoder, model.lockstep),
+    }
 
 
 def specs_of(model: LoadedCosmos3, args: Cosmos3Args) -> Iterator[ResourceSpec]:
