@@ -188,7 +188,9 @@ class ControlApi:
     async def scale(self, request: Request) -> Response:
         manager, model = self._model(request)
         asked = await json_body(request, Scale)
-        self._coordinator.check_scale(manager.spec.role, asked.replicas)
+        if asked.replicas == 0:
+            # Who is in a phase serves in it, and none but a role that serves is scaled up again.
+            self._coordinator.check_operator(manager.spec.role, "have it serve nothing")
         return await self._done(manager, manager.scale(model, asked.replicas))
 
     async def weights(self, request: Request) -> Response:

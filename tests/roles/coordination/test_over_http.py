@@ -116,8 +116,8 @@ def test_i92_who_is_in_a_phase_keeps_a_replica_to_serve_with(tmp_path):
                 refused = await control.post(scale, json={"replicas": 0})
                 assert refused.status_code == 409
                 message = refused.json()["error"]["message"]
-                assert "takes turns on its devices" in message
-                assert "`phalanx phase leave`" in message
+                assert "only the phases of the job have it serve nothing" in message
+                assert "`phalanx phase leave` puts it to sleep" in message
                 document = await client.phases()
                 assert document.phase == "rollout"
                 assert {lease.holding for lease in document.leases} == {Holding.MEMORY}

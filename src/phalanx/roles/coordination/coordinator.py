@@ -100,16 +100,6 @@ class LifecycleCoordinator:
                 " puts it to sleep"
             )
 
-    def check_scale(self, role: str, replicas: int) -> None:
-        """Raises `RoleOperationRefusedError` where a model of the role cannot have so few replicas:
-        who is in a phase serves there, and nobody is woken to be scaled up again.
-        """
-        if role in self._schedule.bundles and replicas == 0:
-            raise RoleOperationRefusedError(
-                f"replicas=0: role {role!r} takes turns on its devices, and serves in its phases with"
-                " at least one replica of each model; `phalanx phase leave` gives its memory back"
-            )
-
     def check_lease(self, role: str) -> None:
         """Raises `RoleOperationRefusedError` where the role may not load anything now."""
         if role in self._schedule.bundles:
