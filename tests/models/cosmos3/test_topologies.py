@@ -31,6 +31,14 @@ def test_r19_matching_tensor_parallelism_and_one_or_two_branches_are_taken(plugi
     assert plugin.parallel_domains == {"cfg", "dense", "attention"}
 
 
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_sizes_that_are_not_given_are_those_of_the_ranks(plugin):
+    plugin.validate_parallel(ParallelConfig())
+    plugin.validate_parallel(ParallelConfig(), 8)
+    with pytest.raises(ConfigurationError, match="dense.tp_size=3"):
+        plugin.validate_parallel(ParallelConfig(), 3)
+
+
 REFUSED = [
     (ParallelConfig(outer=OuterParallelConfig(cfg_size=3)), r"outer.cfg_size=3: .*to 1, or to 2"),
     (ParallelConfig(outer=OuterParallelConfig(cfg_size=4)), r"outer.cfg_size=4"),

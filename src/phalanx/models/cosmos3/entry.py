@@ -44,7 +44,7 @@ class Cosmos3Entry(BatchingEntry):
         """Accepts `cfg_size` 1 or 2 and the same tensor parallelism of 1, 2, 4 or 8 in dense layers
         and attention, and nothing else.
         """
-        cfg, dense = parallel.outer.cfg_size, parallel.dense.tp_size
+        cfg = parallel.outer.cfg_size
         if cfg not in CFG_SIZES:
             raise ConfigurationError(
                 f"plugin {cls.name!r} cannot run outer.cfg_size={cfg}: guidance has two branches; "
@@ -59,11 +59,14 @@ class Cosmos3Entry(BatchingEntry):
                     f"all layers, but {name} is {domain}; set dense.tp_size and attention.tp_size "
                     "and leave out the rest"
                 )
-        if dense not in TP_SIZES or parallel.attention.tp_size != dense:
+        if replica_world_size is None:
+            replica_world_size = parallel.infer_replica_world_size()
+        resolved = parallel.resolve(replica_world_size)
+        dense, attention = resolved.tp_size("dense"), resolved.tp_size("attention")
+        if dense not in TP_SIZES or attention != dense:
             raise ConfigurationError(
                 f"plugin {cls.name!r} cannot run dense.tp_size={dense} with attention.tp_size="
-                f"{parallel.attention.tp_size}; set both to the same of "
-                f"{', '.join(map(str, TP_SIZES))}"
+                f"{attention}; set both to the same of {', '.join(map(str, TP_SIZES))}"
             )
 
     @abstractmethod
