@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx import parallel as P
-from phalanx.errors import PhalanxDistError
+from phalanx.errors import ConfigurationError, PhalanxDistError
 from phalanx.models.cosmos3.guidance import Guidance
 from phalanx.models.cosmos3.row import RowInputs
 from phalanx.parallel.collectives import GroupCollectives
@@ -151,5 +151,16 @@ def refusal_of_other_latents(directory: Path, tp: int, cfg: int) -> str:
     try:
         drive.finish()
     except PhalanxDistError as error:
+        return str(error)
+    return "nothing"
+
+
+def refusal_of_other_arguments(directory: Path, tp: int, cfg: int) -> str:
+    """What every rank raises where each is given another number of requests at once."""
+    config = replace(FLOAT32, parallel=topology(tp, cfg))
+    mesh = mesh_of(config.parallel)
+    try:
+        model_of(directory, config, max_batch_size=1 + mesh.rank)
+    except ConfigurationError as error:
         return str(error)
     return "nothing"

@@ -10,6 +10,7 @@ from phalanx.models.cosmos3.row import MediaRequest
 from tests.models.cosmos3.in_each_rank import (
     cancelled_and_pushed_back,
     inputs_of,
+    refusal_of_other_arguments,
     refusal_of_other_latents,
     run,
 )
@@ -161,6 +162,12 @@ def test_ranks_that_begin_otherwise_refuse_together(pools, folders, tp, cfg):
         assert one.startswith("request 'row' begins")
         assert f"'row' begins with other latents on rank {last} than on rank 0" in one
         assert "Restart the replica" in one
+
+
+@pytest.mark.parametrize(("tp", "cfg"), [(2, 1), (1, 2)])
+def test_ranks_that_are_given_other_arguments_are_refused(pools, folders, tp, cfg):
+    said = pools(tp * cfg).run(refusal_of_other_arguments, folders["silu"], tp, cfg)
+    assert all("max_batch_size=" in one and "differs from rank" in one for one in said)
 
 
 def _plain(directory, name, changes):
