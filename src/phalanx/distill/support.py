@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.distill.sample import Sample, TokenSelection
-from phalanx.distill.token_table import IdArray, ScoreArray, SupportTable, TokenTable, as_bytes
+from phalanx.distill.token_table import IdArray, ScoreArray, SupportTable, TokenTable
 from phalanx.errors import ScoresMisalignedError
 
 _CELLS = 1 << 22
@@ -68,14 +68,11 @@ def fields_of(sample: Sample) -> dict[str, IdArray | ScoreArray]:
 
 
 def _whole(ids: IdArray, student: TokenTable | None, teacher: TokenTable) -> SupportTable:
-    rows, width = ids.shape
-    return SupportTable(
-        rows,
-        width,
-        as_bytes(ids, is_ids=True),
-        b"" if student is None else student.log_probs,
-        teacher.log_probs,
-        as_bytes(np.full(rows, width), is_ids=True),
+    return SupportTable.of_arrays(
+        ids,
+        None if student is None else student.score_array,
+        teacher.score_array,
+        np.full(len(ids), ids.shape[1], np.int32),
     )
 
 
@@ -102,13 +99,9 @@ def _union(
     teacher[row, place] = teacher_topk.score_array[row, column]
     if student_at_teacher is not None:
         student[row, place] = student_at_teacher.score_array[row, column]
-    return SupportTable(
-        rows,
-        width,
-        as_bytes(ids, is_ids=True),
-        as_bytes(student) if student_at_teacher is not None else b"",
-        as_bytes(teacher),
-        as_bytes(sizes, is_ids=True),
+    is_scored = student_at_teacher is not None
+    return SupportTable.of_arrays(
+        ids, student if is_scored else None, teacher, sizes.astype(np.int32)
     )
 
 

@@ -4,6 +4,8 @@ so that stores write them as they are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +55,8 @@ class TokenTable(msgspec.Struct, frozen=True):
         return cls(
             ids.shape[0],
             ids.shape[1],
-            np.ascontiguousarray(ids, dtype=_ID).tobytes(),
-            np.ascontiguousarray(log_probs, dtype=_SCORE).tobytes(),
+            _bytes(ids, _ID),
+            _bytes(log_probs, _SCORE),
         )
 
     @property
@@ -95,6 +97,20 @@ class SupportTable(msgspec.Struct, frozen=True):
                 field="student",
             )
 
+    @classmethod
+    def of_arrays(
+        cls, ids: IdArray, student: ScoreArray | None, teacher: ScoreArray, sizes: IdArray
+    ) -> SupportTable:
+        """Of arrays [rows, width], and the sizes [rows]."""
+        return cls(
+            ids.shape[0],
+            ids.shape[1],
+            _bytes(ids, _ID),
+            b"" if student is None else _bytes(student, _SCORE),
+            _bytes(teacher, _SCORE),
+            _bytes(sizes, _ID),
+        )
+
     @property
     def id_array(self) -> IdArray:
         """int32 [num_rows, width], read-only."""
@@ -118,6 +134,5 @@ class SupportTable(msgspec.Struct, frozen=True):
         return np.frombuffer(self.sizes, _ID)
 
 
-def as_bytes(values: object, *, is_ids: bool = False) -> bytes:
-    """The bytes of an array, as both tables hold them."""
-    return np.ascontiguousarray(np.asarray(values, dtype=_ID if is_ids else _SCORE)).tobytes()
+def _bytes(values: NDArray[np.generic], kind: np.dtype[Any]) -> bytes:
+    return np.ascontiguousarray(values, dtype=kind).tobytes()

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from phalanx.distill.sample import Sample, TeacherRequest, TeacherScores, TokenSelection
 from phalanx.distill.stores.base import SampleStore, Scoring, Stage, StoredBatch
-from phalanx.distill.token_table import SupportTable, TokenTable, as_bytes
+from phalanx.distill.token_table import SupportTable, TokenTable
 from phalanx.errors import BatchStateError, InvalidRequestError
 from phalanx.testing.conformance import ConformanceError, require
 
@@ -46,8 +47,8 @@ def scored(sample: Sample, value: float) -> Sample:
     """A copy with outputs, whose numbers say `value`."""
     length = sample.response_length
     table = TokenTable.of([[1, 2]] * length, [[value, value]] * length, 2)
-    cells = as_bytes([[value, value]] * length)
-    support = SupportTable(length, 2, table.ids, b"", cells, as_bytes([2] * length, is_ids=True))
+    sizes = np.full(length, 2, np.int32)
+    support = SupportTable.of_arrays(table.id_array, None, table.score_array, sizes)
     scores = TeacherScores(
         asked="digest",
         model="big",
