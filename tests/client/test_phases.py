@@ -124,6 +124,8 @@ def test_a_phase_that_a_restart_has_ended_is_entered_again():
         (refusal("invalid_request", 400), ConfigurationError),
         (refusal("unauthorized", 401), ConfigurationError),
         (refusal("http", 404), ConfigurationError),
+        (refusal("not_found", 404), ConfigurationError),
+        (refusal("forbidden", 403), ConfigurationError),
         ((500, "nonsense"), RequestFailedError),
         ((200, "nonsense"), RequestFailedError),
     ],

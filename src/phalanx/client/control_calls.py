@@ -39,6 +39,7 @@ _CLASSES: Mapping[str, type[PhalanxError]] = {
     "invalid_request": ConfigurationError,
     "not_json": ConfigurationError,
     "not_found": ConfigurationError,
+    "forbidden": ConfigurationError,
     "busy": TryAgainError,
     "refused": RoleOperationRefusedError,
     "failed": RoleOperationFailedError,
