@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no fault of a test: nothing here fails for having taken long.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+TOGETHER = ("tests/parallel/", "tests/project/")
+"""Folders whose files share processes that are slow to start: one worker runs them all."""
 
 
 def pytest_configure() -> None:
@@ -23,3 +27,19 @@ def pytest_collection_finish() -> None:
     # What is imported by now stays: a collection during a test need not go through all of it.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            for folder in TOGETHER:
+                if nodeid.startswith(folder):
+                    return folder
+            return super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
