@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,16 +47,15 @@ def running(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def plugins_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the example plugins, installed from wheels built from their sources."""
-    sources = tmp_path_factory.mktemp("sources")
-    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
-    for plugin in sorted((ROOT / "examples").glob("plugin_*")):
-        # Built from a copy: building leaves files beside the sources.
-        subprocess.run(["cp", "-r", plugin, sources], check=True)
-        subprocess.run([*build, str(sources / plugin.name)], check=True, capture_output=True)
+    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("installed")
+    # Built from a copy: building leaves files beside the sources.
+    copies = [
+        shutil.copytree(plugin, sources / plugin.name)
+        for plugin in sorted((ROOT / "examples").glob("plugin_*"))
+    ]
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
-    files = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
-    subprocess.run([*install, "--target", str(target), *files], check=True)
+    options = ["--no-build-isolation", "--target", str(target)]
+    subprocess.run([*install, *options, *map(str, copies)], check=True)
     return target
 
 

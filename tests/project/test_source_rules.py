@@ -53,10 +53,10 @@ def names_used(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def violations(text: str, where: str) -> list[str]:
+def violations(tree: ast.Module, where: str) -> list[str]:
     """Uses of names in `OWNED` by a file at `where`, relative to the package."""
     found = []
-    for name, line in names_used(ast.parse(text)):
+    for name, line in names_used(tree):
         for owned, places in OWNED.items():
             inside = where.startswith(places) if places else False
             if (name == owned or name.startswith(owned + ".")) and not inside:
@@ -65,16 +65,23 @@ def violations(text: str, where: str) -> list[str]:
 
 
 def test_the_rule_finds_what_it_looks_for():
-    assert violations("import torch\ntorch.cuda.synchronize()", "step/a.py")
-    assert violations("from torch import cuda", "step/a.py")
-    assert violations("from os import environ", "engine/a.py")
-    assert not violations("import torch\ntorch.cuda.synchronize()", "device/cuda.py")
+    assert violations(ast.parse("import torch\ntorch.cuda.synchronize()"), "step/a.py")
+    assert violations(ast.parse("from torch import cuda"), "step/a.py")
+    assert violations(ast.parse("from os import environ"), "engine/a.py")
+    assert not violations(ast.parse("import torch\ntorch.cuda.synchronize()"), "device/cuda.py")
 
 
-@pytest.mark.parametrize("path", python_files("src"), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_only_the_owner_names_it(path):
-    where = path.relative_to(SOURCE).as_posix()
-    assert violations(path.read_text(encoding="utf-8"), where) == []
+@pytest.fixture(scope="module")
+def sources() -> dict[str, ast.Module]:
+    """Every file of the package as a tree, by where it is in it."""
+    return {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in python_files("src")
+    }
+
+
+def test_only_the_owner_names_it(sources):
+    assert [found for where, tree in sources.items() for found in violations(tree, where)] == []
 
 
 def test_files_stay_short():
@@ -88,11 +95,11 @@ def test_files_stay_short():
     assert len(TOO_LONG) <= 5
 
 
-def test_classes_stay_short():
+def test_classes_stay_short(sources):
     long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in python_files("src")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{where}:{node.lineno} {node.name}"
+        for where, tree in sources.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno >= MAX_CLASS_LINES
@@ -100,11 +107,8 @@ def test_classes_stay_short():
     assert long == []
 
 
-def test_modules_open_with_what_they_are():
+def test_modules_open_with_what_they_are(sources):
     silent = [
-        str(path.relative_to(ROOT))
-        for path in python_files("src")
-        if (tree := ast.parse(path.read_text(encoding="utf-8"))).body
-        and ast.get_docstring(tree) is None
+        where for where, tree in sources.items() if tree.body and ast.get_docstring(tree) is None
     ]
     assert silent == []
