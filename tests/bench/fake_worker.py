@@ -38,9 +38,9 @@ class Fake:
         if "die" in self._options:
             os._exit(3)
         if "hang" in self._options:
-            with open(self._options["hang"], "w") as told:
-                told.write("hanging")
             try:
+                with open(self._options["hang"], "w") as told:
+                    told.write("hanging")
                 signal.pause()
             finally:
                 os.unlink(self._options["hang"])
