@@ -35,43 +35,55 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
-def test_both_placements_give_the_same(tmp_path):
-    done = demo(tmp_path, "--steps", "3", "--samples", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"Exactly the same in both: 24 answers .* 96\s+log-probabilities", done.stdout)
-    assert "split against defer" in done.stdout
-    assert "step 1: loss " in done.stdout
-    for record in records(tmp_path / "out" / "defer"):
-        assert all(one.scores is not None and one.reward is not None for one in record.samples)
-    picture = (tmp_path / "out" / "timeline.svg").read_text()
-    assert "defer: 1 x 8 MiB" in picture
-    assert "trainer: " in picture
-    for phase in ("rollout", "genrm", "teacher", "train"):
-        assert f"{phase}, step-0" in picture
-    more = demo(tmp_path, "--steps", "4", "--samples", "2", "--placement", "defer")
-    assert "is there already: going on with it" in more.stdout
-    assert [one.step for one in records(tmp_path / "out" / "defer")] == [0, 1, 2, 3]
-
-
-@pytest.mark.long
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    command = [sys.executable, DEMO, *SHORT, "--out", tmp_path / "out", "--steps", "100"]
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Where a demo was ended by Ctrl-C in the middle of its first placement, and how that went."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, DEMO, *SHORT, "--out", folder / "out", "--steps", "100"]
     with subprocess.Popen(
-        command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+        command, env=environment(folder), stdout=subprocess.PIPE, text=True
     ) as process:
         for line in process.stdout:
             if "step 1: loss " in line:
                 break
         process.send_signal(signal.SIGINT)
         told = process.stdout.read()
-    assert process.returncode == 130
+    return folder, process.returncode, told
+
+
+@pytest.mark.long
+def test_ctrl_c_leaves_nothing_behind(interrupted):
+    folder, status, told = interrupted
+    assert status == 130
     assert "Stopped; what there is of it lies in" in told
-    mark = f"PHALANX_CACHE_DIR={tmp_path / 'cache'}".encode()
+    mark = f"PHALANX_CACHE_DIR={folder / 'cache'}".encode()
     left = [
         each for each in Path("/proc").iterdir() if each.name.isdecimal() and marked(each, mark)
     ]
     assert left == []
+
+
+@pytest.mark.long
+def test_both_placements_give_the_same(interrupted):
+    """Also where one of them was interrupted, and goes on."""
+    folder, _, _ = interrupted
+    done = demo(folder, "--steps", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "split is there already: going on with it" in done.stdout
+    assert "defer is there already" not in done.stdout
+    assert re.search(r"Exactly the same in both: 8 answers .* 32\s+log-probabilities", done.stdout)
+    assert "split against defer" in done.stdout
+    assert "step 2: loss " in done.stdout
+    for placement in ("split", "defer"):
+        steps = records(folder / "out" / placement)
+        assert [one.step for one in steps] == [0, 1]
+        for record in steps:
+            assert all(one.scores is not None and one.reward is not None for one in record.samples)
+    picture = (folder / "out" / "timeline.svg").read_text()
+    assert "defer: 1 x 8 MiB" in picture
+    assert "trainer: " in picture
+    for phase in ("rollout", "genrm", "teacher", "train"):
+        assert f"{phase}, step-0" in picture
 
 
 def marked(process: Path, mark: bytes) -> bool:
