@@ -96,9 +96,9 @@ def live(words: list[str], serve) -> list[str]:
 
 
 def programs() -> list[object]:
-    """Those that start worker processes with a model, which takes seconds, run with the long tests."""
+    """Those that load a whole model, which takes seconds, run with the long tests."""
     return [
-        pytest.param(block, marks=pytest.mark.long) if "replica_count" in block.text else block
+        pytest.param(block, marks=pytest.mark.long) if "checkpoint_dir(" in block.text else block
         for block in blocks("python")
     ]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,9 +94,7 @@ def schedules(draw, names: list[str]):
     return {**phases, "train": (TRAINER,)}
 
 
-@settings(max_examples=300, deadline=None)
-@given(requests())
-def test_i66_i68_i69_i70_no_plan_breaks_a_rule_and_no_refusal_is_mute(asked):
+def keeps_every_rule(asked):
     try:
         made = plan(asked)
     except ConfigurationError as error:
@@ -111,10 +110,23 @@ def test_i66_i68_i69_i70_no_plan_breaks_a_rule_and_no_refusal_is_mute(asked):
             assert sum(reserved[user] for user in users) <= 1.0
 
 
+def at(max_examples: int):
+    return settings(max_examples=max_examples, deadline=None)
+
+
+def test_i66_i68_i69_i70_no_plan_breaks_a_rule_and_no_refusal_is_mute():
+    at(80)(given(requests())(keeps_every_rule))()
+
+
+@pytest.mark.long
+def test_no_plan_of_many_breaks_a_rule():
+    at(600)(given(requests())(keeps_every_rule))()
+
+
 SIZES = st.sampled_from([1, 2, 4])
 
 
-@settings(max_examples=200, deadline=None)
+@at(200)
 @given(
     mode=MODES,
     wanted=st.lists(st.tuples(SIZES, st.integers(1, 4)), min_size=1, max_size=4),
@@ -141,7 +153,7 @@ def test_i66_engines_of_fitting_sizes_are_placed_whenever_the_devices_suffice(
         assert violations(asked, made) == []
 
 
-@settings(max_examples=200, deadline=None)
+@at(200)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5),
     taken=st.sets(st.integers(0, 24)),
