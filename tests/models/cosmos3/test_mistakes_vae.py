@@ -24,9 +24,9 @@ def largest(difference: torch.Tensor) -> float:
 
 
 def test_patch_offsets_in_the_other_order(vae):
-    weight = vae.encoder.conv_in.weight
-    swapped = weight.view(weight.shape[0], 3, 3, 2, 2, 3, 3).transpose(3, 4)
-    weight.copy_(swapped.reshape(weight.shape))
+    for weight in vae.encoder.conv_in.weights:
+        swapped = weight.view(weight.shape[0], 3, 2, 2, 3, 3).transpose(2, 3)
+        weight.copy_(swapped.reshape(weight.shape))
     stored = tensors("vae/io")
     wrong = vae.encode(stored["pixels"][0]) - stored["normalized"][0]
     std = torch.tensor(vae.config.latents_std)[:, None, None, None]
@@ -38,7 +38,7 @@ class FirstFrameIsHistory(Upsampler):
 
     def _doubled(self, x, conv, stream):
         if stream.begins:
-            stream.behind(conv, x[:1], 2)
+            stream.passed(conv, x[:1], 2)
         return super()._doubled(x, conv, stream)
 
 

@@ -82,6 +82,4 @@ class VaeConfig:
 
     def _check(self, field: str, right: bool, allowed: str) -> None:
         if not right:
-            raise CheckpointError(
-                f"{field}={getattr(self, field)!r} must be {allowed}"
-            )
+            raise CheckpointError(f"{field}={getattr(self, field)!r} must be {allowed}")

@@ -1,8 +1,8 @@
 """Convolutions over frames, causal in time.
 
-Frames are the batch [frames, C, H, W] with channels last in memory, and the taps in time are input
-channels of a plain 2-D convolution: on one CPU thread that takes a tenth to nine tenths of the time
-of a 3-D one, and it has kernels of every dtype on CUDA.
+Frames are the batch [frames, C, H, W] with channels last in memory, and each tap in time is a plain
+2-D convolution. On a CPU that runs at the speed of matrices where a 3-D one of few channels or
+frames does not, nothing is copied, and nothing is computed of the zeros before a clip.
 """
 
 from __future__ import annotations
@@ -40,40 +40,49 @@ class FrameConv(nn.Module):
 class CausalConv(nn.Module):
     """A convolution of `taps` frames, the newest of them its own, and `size` x `size` pixels.
 
-    With `stride` 2 in time it takes every second frame, the first of them with all its taps inside
-    what it is given: whoever calls it then gives the frames before.
+    With `stride` 2 in time it takes every second frame, see `inside`.
     """
 
     def __init__(
         self, inputs: int, outputs: int, size: int = 3, *, taps: int = 3, stride: int = 1
     ) -> None:
         super().__init__()
-        self.weight = _weight(outputs, taps * inputs, size)
+        # The oldest first.
+        self.weights = nn.ParameterList(_weight(outputs, inputs, size) for _ in range(taps))
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False)
         self.stored_shape = (outputs, inputs, taps, size, size)
-        self._inputs, self._taps, self._size, self._stride = inputs, taps, size, stride
+        self._padding, self._stride = size // 2, stride
 
     def place_weight(self, stored: Tensor) -> None:
         """Take the weight as a checkpoint has it, [outputs, inputs, taps, size, size]."""
-        self.weight.copy_(stored.transpose(1, 2).flatten(1, 2))
+        for tap, weight in enumerate(self.weights):
+            weight.copy_(stored[:, :, tap])
 
     def forward(self, x: Tensor, stream: Stream) -> Tensor:
         """As many frames as in `x`, which go on where `stream` ended."""
-        at_beginning = not stream.begun(self)
-        whole = stream.behind(self, x, self._taps - 1)
-        if at_beginning and len(x) == 1:
-            # Before the first frame there is nothing, so the other taps add nothing.
-            newest = self.weight[:, (self._taps - 1) * self._inputs :]
-            return functional.conv2d(x, newest, self.bias, padding=self._size // 2)
-        return self.over(whole)
+        before = stream.passed(self, x, len(self.weights) - 1)
+        out = functional.conv2d(x, self.weights[-1], self.bias, padding=self._padding)
+        for back, weight in enumerate(reversed(self.weights[:-1]), start=1):
+            # Nothing is added to the first frames of a clip, which have only zeros so far back.
+            missing = max(0, back - len(before))
+            older = before[len(before) - back + missing :][: max(0, len(x) - missing)]
+            if len(older):
+                out[missing : missing + len(older)] += self._tap(older, weight)
+            if len(x) > back:
+                out[back:] += self._tap(x[:-back], weight)
+        return out
 
-    def over(self, whole: Tensor) -> Tensor:
-        """The frames of `whole` that have all their taps inside it."""
-        last = len(whole) - self._taps + 1
-        taps = [whole[tap : tap + last : self._stride] for tap in range(self._taps)]
-        return functional.conv2d(
-            torch.cat(taps, 1), self.weight, self.bias, padding=self._size // 2
-        )
+    def inside(self, whole: Tensor) -> Tensor:
+        """Of the frames of `whole` that have all their taps inside it, each `stride`-th."""
+        last = len(whole) - len(self.weights) + 1
+        parts = [whole[tap : tap + last : self._stride] for tap in range(len(self.weights))]
+        out = functional.conv2d(parts[-1], self.weights[-1], self.bias, padding=self._padding)
+        for part, weight in zip(parts[:-1], self.weights[:-1], strict=True):
+            out += self._tap(part, weight)
+        return out
+
+    def _tap(self, frames: Tensor, weight: Tensor) -> Tensor:
+        return functional.conv2d(frames, weight, padding=self._padding)
 
 
 def _weight(outputs: int, inputs: int, size: int) -> nn.Parameter:

@@ -25,11 +25,11 @@ class Downsampler(nn.Module):
         x = self.spatial(functional.pad(x, (0, 1, 0, 1)))
         if self.time_conv is None:
             return x
-        whole = stream.behind(self, x, 1)
+        before = stream.passed(self, x, 1)
         if not stream.begins:
-            return self.time_conv.over(whole)
+            return self.time_conv.inside(torch.cat((before, x)))
         # The clip's first frame passes as it is.
-        return x if len(x) == 1 else torch.cat((x[:1], self.time_conv.over(x)))
+        return x if len(x) == 1 else torch.cat((x[:1], self.time_conv.inside(x)))
 
 
 def block_means(x: Tensor, outputs: int, in_time: int, in_space: int) -> Tensor:

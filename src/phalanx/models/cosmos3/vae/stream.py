@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Stream:
     """The last frames that each causal layer has seen of one clip.
 
-    A layer that has seen none is at its beginning, before which all is zero.
+    Before a clip's beginning all is zero, so that those frames need not be there.
     """
 
     def __init__(self) -> None:
@@ -21,19 +21,13 @@ class Stream:
         """A piece has gone through all layers."""
         self.begins = False
 
-    def begun(self, layer: nn.Module) -> bool:
-        """Whether `layer` has seen frames."""
-        return layer in self._frames
+    def passed(self, layer: nn.Module, x: Tensor, depth: int) -> Tensor:
+        """The frames, at most `depth`, that were before `x` [frames, C, H, W] in `layer`.
 
-    def behind(self, layer: nn.Module, x: Tensor, depth: int) -> Tensor:
-        """`x` [frames, C, H, W] with the `depth` frames before it in front, zeros at the beginning.
-
-        The last `depth` frames of it are kept for the next piece.
+        The last `depth` up to the end of `x` are kept for the next piece.
         """
-        before = self._frames.get(layer)
-        if before is None:
-            before = x.new_zeros((depth, *x.shape[1:]))
-        whole = torch.cat((before, x)).contiguous(memory_format=torch.channels_last)
-        # A copy, or the whole piece would stay in memory.
-        self._frames[layer] = whole[-depth:].clone(memory_format=torch.preserve_format)
-        return whole
+        before = self._frames.get(layer, x[:0])
+        kept = x[-depth:] if len(x) >= depth else torch.cat((before, x))[-depth:]
+        # A copy, or all of the piece would stay in memory.
+        self._frames[layer] = kept.clone(memory_format=torch.preserve_format)
+        return before
