@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 ROOT = "phalanx"
 _rid: ContextVar[str] = ContextVar("phalanx_log_rid", default="")
@@ -63,7 +64,7 @@ def configure(
     """
     handler: logging.Handler
     if file is None:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _StderrHandler()
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(file, encoding="utf-8")
@@ -76,6 +77,14 @@ def configure(
     root.addHandler(handler)
     root.setLevel(level)
     root.propagate = False
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever is stderr at that time: a program may put something else there and close it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _add_rid(record: logging.LogRecord) -> bool:

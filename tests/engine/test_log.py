@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 
 import pytest
 
@@ -37,6 +39,17 @@ def test_lines_on_stderr_carry_the_request_id(capsys):
     assert first.endswith("INFO    phalanx.some.part [r-1] in context")
     assert second.endswith("[r-2] by hand")
     assert third.endswith("phalanx.some.part without")
+
+
+def test_lines_go_to_what_is_stderr_by_then(monkeypatch):
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", first)
+    log.configure("INFO")
+    monkeypatch.setattr(sys, "stderr", second)
+    first.close()  # as at the end of a test whose output is captured
+    logging.getLogger("phalanx.part").info("later")
+    assert second.getvalue().endswith("INFO    phalanx.part later\n")
+    assert log.configured() == log.LogSetup("INFO", json=False, file=None)
 
 
 def test_json_lines_in_a_file(tmp_path):
