@@ -21,6 +21,9 @@ def test_single_prompt(client, tokenizer):
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(ids), len(ids) + 1)
     assert meta["weight_version"] == "default"
     assert meta["cached_tokens"] == meta["num_retractions"] == meta["reasoning_tokens"] == 0
+    again = generate(client, text=TEXT, routed_dp_rank=meta["dp_rank"]).json()["meta_info"]
+    (load,) = client.get("/v1/loads").json()["loads"]
+    assert meta["dp_rank"] == again["dp_rank"] == load["dp_rank"] == 0
     assert meta["e2e_latency"] >= 0
     assert set(answer) == {"text", "output_ids", "meta_info"}
 

@@ -20,7 +20,10 @@ Triple = tuple[float | None, int, str | None]
 
 
 class MetaInfo(msgspec.Struct, kw_only=True):
-    """`meta_info` of one completion. `weight_versions`: (version, tokens in a row) in their order."""
+    """`meta_info` of one completion. `weight_versions`: (version, tokens in a row) in their order.
+    `dp_rank`: to its callers a server is one data-parallel rank, however many replicas it has; it is
+    what `routed_dp_rank` may ask for and `/v1/loads` tells of.
+    """
 
     id: str
     finish_reason: FinishReason | None
@@ -29,6 +32,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     num_retractions: int = 0
+    dp_rank: int = 0
     weight_version: str = "default"
     weight_versions: Sequence[VersionSpan] | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
