@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.control_client import ControlClient
+from phalanx.cli.control_client import ControlClient, find_job
 from phalanx.cli.main import main
+from phalanx.cli.roles import JobAddress
+from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.testing.role_faults import Fault
 from tests.roles.control.jobs import FILE, FakeJob, fake_job
 from tests.roles.control.whole_job import PHALANX, environment
@@ -160,6 +162,17 @@ def test_a_model_is_scaled_and_gets_weights(job, run, tmp_path):
     code, out, _ = run("weights", "rollout/student", str(tmp_path), "--version", "7")
     assert (code, out.split(" (")[0]) == (0, "rollout/student: 3 ready, weights 7")
     assert f"load_weights 7 {tmp_path}" in job.world.engine("student/2").log
+
+
+def test_what_an_operation_ended_with_is_told_by_its_class(job):
+    client = find_job(JobAddress(None, None, None))
+    job.world.faults.next("release", [Fault.UNANSWERED])
+    job.world.faults.always("resident", Fault.UNSENT)
+    with pytest.raises(RoleOperationFailedError, match="judge/0"):
+        client.ask("genrm", "deactivate", {})
+    job.world.faults.stop()
+    with pytest.raises(RoleOperationRefusedError, match="blocked"):
+        client.ask("genrm", "activate", {})
 
 
 def test_a_dead_replica_is_recovered_and_a_blocked_one_unblocked(job, run):

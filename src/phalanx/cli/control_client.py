@@ -11,12 +11,8 @@ import msgspec
 
 from phalanx.cli.roles import JobAddress
 from phalanx.cli.server_snapshot import base_url
-from phalanx.errors import (
-    ConfigurationError,
-    EngineUnavailableError,
-    RoleOperationFailedError,
-    RoleOperationRefusedError,
-)
+from phalanx.client.control_refusals import refusal_in
+from phalanx.errors import ConfigurationError, PhalanxError
 from phalanx.roles.control_messages import Job
 from phalanx.roles.events import RoleEvent
 from phalanx.roles.run_file import NoJobError, RunDirectory
@@ -24,14 +20,6 @@ from phalanx.wire.discovery import InternalDocument, decode_internal
 from phalanx.wire.phases import PhasesDocument
 
 T = TypeVar("T")
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    error: _Error
 
 
 class _Events(msgspec.Struct, frozen=True):
@@ -109,19 +97,13 @@ class ControlClient:
             raise self._refused(answer.status, received)
         return received
 
-    def _refused(self, status: int, body: bytes) -> Exception:
-        try:
-            message = msgspec.json.decode(body, type=_Refusal).error.message
-        except msgspec.DecodeError:
+    def _refused(self, status: int, body: bytes) -> PhalanxError:
+        refusal = refusal_in(body)
+        if refusal is None:
             return ConfigurationError(
                 f"{self._url} is no control process of `phalanx up`: it answers {status}"
             )
-        if status == 401:
-            return ConfigurationError(f"{self._url} refuses: {message}; give it with --key")
-        if status < 500:
-            kind = RoleOperationRefusedError if status == 409 else ConfigurationError
-            return kind(message)
-        return (EngineUnavailableError if status == 503 else RoleOperationFailedError)(message)
+        return refusal.error("give it with --key" if status == 401 else "")
 
 
 def find_job(address: JobAddress) -> ControlClient:

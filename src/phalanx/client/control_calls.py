@@ -9,44 +9,22 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from phalanx.client.control_refusals import refusal_in
 from phalanx.client.roles.settings import RoleClientSettings, bearer
 from phalanx.errors import (
     ConfigurationError,
     EngineUnavailableError,
     PhalanxError,
     RequestFailedError,
-    RoleOperationFailedError,
-    RoleOperationRefusedError,
 )
 
 T = TypeVar("T")
 
 
-class TryAgainError(RoleOperationRefusedError):
-    """Another operation is under way."""
-
-
-class _Told(msgspec.Struct, frozen=True):
-    code: str = ""
-    message: str = ""
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    error: _Told
-
-
-_CLASSES: Mapping[str, type[PhalanxError]] = {
-    "invalid_request": ConfigurationError,
-    "not_json": ConfigurationError,
-    "not_found": ConfigurationError,
-    "forbidden": ConfigurationError,
-    "busy": TryAgainError,
-    "refused": RoleOperationRefusedError,
-    "failed": RoleOperationFailedError,
-}
-_HINTS: Mapping[int, str] = {
-    401: "give control.key of the job's file as api_key",
-    404: "it is no control process of `phalanx up` (phalanx status --json has its control_url)",
+_NO_CONTROL = "it is no control process of `phalanx up` (phalanx status --json has its control_url)"
+_HINTS: Mapping[str, str] = {
+    "unauthorized": "give control.key of the job's file as api_key",
+    "http": _NO_CONTROL,
 }
 
 
@@ -113,17 +91,14 @@ def no_answer(url: str, error: httpx.TransportError) -> EngineUnavailableError:
 
 
 def _failure(url: str, status: int, body: bytes) -> PhalanxError:
-    try:
-        told = msgspec.json.decode(body, type=_Refusal).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        told = _Told()
-    message = told.message or f"{url} answered {status}"
-    if told.code in _CLASSES:
-        return _CLASSES[told.code](message)
-    if status in _HINTS:
-        return ConfigurationError(f"{message}; {_HINTS[status]}")
-    if told.code == "unavailable" or status in (502, 504):
+    refusal = refusal_in(body)
+    if refusal is not None:
+        return refusal.error(_HINTS.get(refusal.code, ""))
+    message = f"{url} answered {status}"
+    if status in (502, 504):
         return EngineUnavailableError(message)
+    if status in (401, 404):
+        return ConfigurationError(f"{message}; {_NO_CONTROL}")
     return RequestFailedError(message)
 
 

@@ -12,7 +12,8 @@ from typing import Self
 import httpx
 import msgspec
 
-from phalanx.client.control_calls import ControlCalls, TryAgainError
+from phalanx.client.control_calls import ControlCalls
+from phalanx.client.control_refusals import TryAgainError
 from phalanx.client.roles.running_calls import RunningCalls
 from phalanx.client.roles.settings import RoleClientSettings, check_key, check_positive
 from phalanx.errors import DeadlineExceededError, EngineUnavailableError
