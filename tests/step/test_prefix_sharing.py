@@ -301,3 +301,15 @@ def test_other_streams_of_a_request_are_shared_as_its_default_one():
     for rid in "abc":
         cache.remove_request(rid)
     assert cache.at_rest()
+
+
+def test_the_last_token_of_every_stream_is_computed():
+    cache = make_cache(16)
+    for rid in ("a", "b"):
+        opened(cache, rid, TOKENS[:8], others={"away": TOKENS[10:18]})
+        if rid == "b":
+            assert cache.adopt("b") == 8
+            assert cache.stored_len("b") == cache.stored_len("b", "away") == 4
+            break
+        for label in ("main", "away"):
+            run(cache, kv_step(("a", 8, label)))
