@@ -126,7 +126,7 @@ def cosmos3_tiny(cache_dir: Path, progress: Progress) -> Path:
             made = write_tiny_cosmos3(Path(scratch) / "made")
             with suppress(OSError):  # another process was faster
                 made.rename(target)
-    progress(1, 1)
+        progress(1, 1)
     return target
 
 
