@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing as mp
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from phalanx.errors import InvalidRequestError, WeightUpdateError
 from phalanx.schema.control import JoinWeightGroup, LeaveWeightGroup, ReceiveWeights
 from tests.models.operated import answer, answer_of, drive, save, weights_of
+from tests.models.trainer import broadcast
 from tests.parallel.rank_pool import free_port
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +24,19 @@ def two(tmp_path_factory):
 def training(directory, world=2, group="g", count=None, port=None):
     """A trainer that sends a checkpoint; yields how to join it."""
     port = free_port() if port is None else port
-    command = [sys.executable, "-m", "tests.models.trainer", str(port), str(world), group]
-    command += [str(directory / "model.safetensors"), *([] if count is None else [str(count)])]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([broadcast.__module__])
+    ours, theirs = context.Pipe()
+    arguments = (port, world, group, str(directory / "model.safetensors"), count, theirs)
+    process = context.Process(target=broadcast, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
     try:
         yield JoinWeightGroup("127.0.0.1", port, 1, world, group, "gloo")
     finally:
-        _, errors = process.communicate()
-    assert process.returncode == 0, errors
+        ours.close()
+        process.join()
+    assert process.exitcode == 0
 
 
 def receive(directory, version=None, group="g"):
