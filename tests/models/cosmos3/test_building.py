@@ -10,7 +10,7 @@ import torch
 
 from phalanx.errors import CheckpointError, ConfigurationError
 from phalanx.models.cosmos3.building import PAGE_SIZE, LoadedCosmos3, specs_of
-from phalanx.models.cosmos3.guidance import BranchRanks
+from phalanx.models.cosmos3.guidance import BranchRanks, Guidance
 from phalanx.parallel.mesh import Group
 from phalanx.schema.control import Continue, Flush, MemoryTag, Pause, PauseMode, Sleep
 from phalanx.step.resources.kv_cache import KVSpec
@@ -103,3 +103,13 @@ def test_operations_hold_everything_and_let_it_go_on(model):
     assert service.control(Flush())
     with pytest.raises(NotImplementedError, match="gives no memory back while it is loaded"):
         service.control(Sleep((MemoryTag.KV_CACHE,)))
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_ranks_with_nothing_to_do_are_warned_of_once(model, caplog, ranks):
+    """Only where there are such ranks."""
+    drive = Drive(on_the_ranks_of_guidance(model) if ranks else model)
+    for rid in ("a", "b"):
+        drive.start(rid, POLICY.inputs(guidance=Guidance(1.0), negative=None))
+    assert [record.getMessage()[:11] for record in caplog.records] == ["request 'a'"] * ranks
+    drive.service.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.kv_cache import KVCache
 
+logger = logging.getLogger(__name__)
+
 Answer = Callable[[MediaRequest], Any]
 
 
@@ -52,6 +55,7 @@ class Cosmos3Service:
         self._engine = parts.engine
         self._loop = parts.loop
         self._answer = answer
+        self._warned = False
 
     @property
     def busy(self) -> bool:
@@ -60,10 +64,17 @@ class Cosmos3Service:
     def start(self, rid: str, request: Cosmos3T2VRequest | Cosmos3ActionRequest) -> None:
         """Queue a request that was found valid."""
         parts = self._parts
-        self._loop.start(rid, MediaRequest(parts.rows.make(request), parts.num_branches))
+        self.start_row(rid, MediaRequest(parts.rows.make(request), parts.num_branches))
 
     def start_row(self, rid: str, row: MediaRequest) -> None:
         """Queue what has been made of a request already."""
+        if self._parts.num_branches == 1 and not (row.inputs.guidance.guides or self._warned):
+            self._warned = True
+            logger.warning(
+                "request %r is not guided (guidance_scale=1): with outer.cfg_size=2 half of the ranks "
+                "have nothing to compute of such requests; this is said once",
+                rid,
+            )
         self._loop.start(rid, row)
 
     def cancel(self, rid: str) -> None:
