@@ -46,13 +46,19 @@ def test_an_image_is_rounded_to_8_bits():
 
 
 @pytest.mark.parametrize(
-    ("size", "covering"),
-    [((100, 200), (48, 96)), ((33, 47), (48, 69)), ((480, 240), (128, 64)), ((31, 45), (48, 70))],
+    ("size", "covering", "offset"),
+    [
+        ((100, 200), (48, 96), (0, 16)),
+        ((33, 47), (48, 69), (0, 2)),
+        ((33, 46), (48, 67), (0, 2)),
+        ((480, 240), (128, 64), (40, 0)),
+        ((77, 50), (99, 64), (26, 0)),
+    ],
 )
-def test_an_image_covers_the_frame_and_is_cut_around_its_middle(size, covering):
+def test_an_image_covers_the_frame_and_is_cut_around_its_middle(size, covering, offset):
     image = random_pixels(3, *size)
     scaled = functional.interpolate(image[None], covering, mode="bilinear", antialias=True)[0]
-    top, left = (covering[0] - 48) // 2, (covering[1] - 64) // 2
+    top, left = offset
     cut = scaled[:, top : top + 48, left : left + 64]
     wanted = (cut * 255).round().clamp(0, 255) / 255 * 2 - 1
     assert torch.equal(image_frame(image, 48, 64)[:, 0], wanted)

@@ -13,6 +13,7 @@ from phalanx.errors import CheckpointError
 from phalanx.models.cosmos3.vae.checkpoint import load_vae
 from phalanx.models.cosmos3.vae.config import VaeConfig
 from phalanx.models.cosmos3.vae.patches import from_patches, to_patches
+from phalanx.models.cosmos3.vae.stream import Stream
 from tests.models.cosmos3.stored import checkpoint, document, tensors
 
 CPU = torch.device("cpu")
@@ -152,3 +153,17 @@ def test_sizes_as_published():
     assert (published.spatial_factor, published.temporal_factor) == (16, 4)
     assert published.encoder_dims == (160, 160, 320, 640, 640)
     assert published.decoder_dims == (1024, 1024, 1024, 512, 256)
+
+
+def test_memory_does_not_grow_with_the_clip(vae):
+    """A large picture goes through a latent at a time, and leaves two frames in each layer."""
+    assert (vae._piece(720, 1280), vae._piece(256, 256)) == (1, 4)
+    stream, latents = Stream(), torch.zeros(1, 6, 3, 4)
+    held = []
+    for _ in range(4):
+        vae.decoder(latents, stream)
+        held.append(sum(frames.numel() for frames in stream._frames.values()))
+    assert held[1] < held[2] == held[3]
+    assert all(len(frames) == 2 for frames in stream._frames.values())
+    owned = [frames.untyped_storage().nbytes() for frames in stream._frames.values()]
+    assert sum(owned) == 4 * held[3]

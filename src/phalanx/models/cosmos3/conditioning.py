@@ -192,7 +192,8 @@ def _cover(pixels: Tensor, height: int, width: int) -> Tensor:
     ]
     if tuple(size) != tuple(before):
         pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    # Half a pixel is rounded to the even side, as torchvision's crop does.
+    top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
     return pixels[:, :, top : top + height, left : left + width]
 
 
