@@ -31,6 +31,7 @@ PORTS = {
     "30000": ("--model", "smollm2-135m", "--dtype", "float32"),
     "30010": ("examples/plugin_reach/serve.yaml",),
     "30020": ("examples/plugin_pointing/serve.yaml",),
+    "30030": ("examples/cosmos3.yaml",),
 }
 """What the documentation serves at each port that it names."""
 
