@@ -189,3 +189,20 @@ def test_loading_ends_with_the_fastest_form(folders, dtype):
     assert transformer.media_layers[0].qkv.packed_bytes
     velocity = Forward.of(transformer, known_ids(), known_row(), operators).run()
     assert max(errors(velocity).values()) < (TOLERANCE if dtype == torch.float32 else 5e-2)
+
+
+def test_tensors_that_are_unknown_may_be_left_out(tmp_path, caplog):
+    directory = changed(tmp_path, **{"reasoner.weight": torch.zeros(2)})
+    operators = create_operators("off", "cpu", torch.float32)
+    given = (directory, operators, CPU, torch.float32, Ranks.alone(CPU))
+    with pytest.raises(CheckpointError, match="unexpected reasoner.weight"):
+        load_transformer(*given)
+    load_transformer(*given, strict=False)
+    assert "1 tensors are not loaded: reasoner.weight" in caplog.text
+
+
+def test_tensors_that_are_missing_are_never_left_out(tmp_path):
+    directory = changed(tmp_path, drop=("proj_in.bias",))
+    operators = create_operators("off", "cpu", torch.float32)
+    with pytest.raises(CheckpointError, match="missing proj_in.bias"):
+        load_transformer(directory, operators, CPU, torch.float32, Ranks.alone(CPU), strict=False)

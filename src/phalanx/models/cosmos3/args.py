@@ -20,8 +20,8 @@ class Cosmos3Args(EntryArgs):
     `max_tokens`: tokens of video, sound and actions that one request may have; memory for a step of
     so many is what the model needs beside its weights. `max_text_tokens`: of one prompt.
     `pool_tokens`: tokens of prompts whose keys and values are kept, also for requests to come; None:
-    those of two prompts a request, and of one more pair. `weight_strict`: refuse a checkpoint with
-    tensors that are missing, unknown or of another shape; else they are logged. `vae_tiling`: decode
+    those of two prompts a request, and of one more pair. `weight_strict`: refuse a transformer
+    with tensors that are unknown; else they are left out, and logged. `vae_tiling`: decode
     in tiles of 256 pixels, which the ranks share; edges of tiles may show. `native_operators` as in
     `causal_lm`.
     """

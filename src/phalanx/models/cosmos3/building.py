@@ -85,7 +85,9 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
     if world is not None:
         Ranks(world, world).check_same(_facts(args, directory))
     operators = create_operators(args.native_operators, backend.device.type, dtype)
-    transformer = load_transformer(directory, operators, backend.device, dtype, ranks)
+    transformer = load_transformer(
+        directory, operators, backend.device, dtype, ranks, strict=args.weight_strict
+    )
     vae, scheduler = load_vae(directory, backend.device, dtype), read_scheduler(directory)
     _check_latents(transformer, vae, directory)
     decoder = TiledDecoder(vae, Tiling(), world) if args.vae_tiling else vae

@@ -4,6 +4,7 @@ known to fit.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from phalanx.layers.weight_files import weight_files
 from phalanx.models.cosmos3.config import Cosmos3Config
 from phalanx.models.cosmos3.transformer import Cosmos3Transformer
 from phalanx.models.cosmos3.weights import targets_of, unused_names
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "transformer"
 STEM = "diffusion_pytorch_model"
@@ -29,14 +32,28 @@ def read_config(directory: Path) -> Cosmos3Config:
     return Cosmos3Config.from_file(directory / FOLDER / "config.json")
 
 
-def load_weights(transformer: Cosmos3Transformer, directory: Path, device: torch.device) -> None:
+def load_weights(
+    transformer: Cosmos3Transformer, directory: Path, device: torch.device, *, strict: bool = True
+) -> None:
     """Fill every parameter with what this rank holds of it, on `device`.
 
-    Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file.
+    Raises `CheckpointError` naming missing, unexpected and misshapen tensors, or a damaged file;
+    unless `strict`, unexpected ones are left out, and logged.
     """
     folder = directory / FOLDER
-    unused = unused_names(transformer.config)
-    names = TensorNames(folder, "Cosmos3", unused.__contains__)
+    unused, targets = unused_names(transformer.config), targets_of(transformer)
+    left_out: list[str] = []
+
+    def is_left_out(name: str) -> bool:
+        if name in unused or strict or name in targets:
+            return name in unused
+        left_out.append(name)
+        return True
+
     with Checkpoint(weight_files(folder, STEM)) as checkpoint:
-        for target, read in checkpoint.fitting(targets_of(transformer), names):
+        names = TensorNames(folder, "Cosmos3", is_left_out)
+        for target, read in checkpoint.fitting(targets, names):
             target.place(read(), device)
+    if left_out:
+        shown = ", ".join(sorted(left_out)[:3])
+        logger.warning("%s: %d tensors are not loaded: %s, ...", folder, len(left_out), shown)

@@ -19,14 +19,17 @@ def load_transformer(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks,
+    *,
+    strict: bool = True,
 ) -> Cosmos3Transformer:
     """This rank's part of the transformer in `directory`, in `dtype`, but for the embedding of times.
+    `strict` as of `load_weights`.
 
     Raises `CheckpointError` for one that does not fit, `ConfigurationError` for ranks that it does
     not divide by.
     """
     transformer = Cosmos3Transformer(read_config(directory), operators, dtype, ranks)
-    load_weights(transformer, directory, device)
+    load_weights(transformer, directory, device, strict=strict)
     transformer.rotary.to(device)
     transformer.pack()
     give_back_freed_memory()  # what they were read and packed from
