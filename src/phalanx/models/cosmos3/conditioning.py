@@ -50,8 +50,8 @@ def image_frame(image: Tensor, height: int, width: int) -> Tensor:
 
     It is scaled to cover the frame, cut around its middle, and rounded to 8 bits.
     """
-    covering = _cover(_floats(image[None], "image"), height, width)
-    levels = covering.mul(255).round_().clamp_(0, 255)
+    # Scaled as levels: a float in between may be rounded to the other side.
+    levels = _cover(_floats(image[None], "image") * 255, height, width).round().clamp_(0, 255)
     return _signed(levels / 255).transpose(0, 1)
 
 
