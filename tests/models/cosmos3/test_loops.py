@@ -102,8 +102,9 @@ def _check_against_plain_loops(model, inputs) -> None:
 def test_the_other_family_comes_to_what_a_plain_loop_comes_to(folders, loop):
     """Its text reads other keys than media do, so nothing of it is shared."""
     model = model_of(folders["relu2"])
-    drive = Drive(model)
-    first, second = drive.run(loop.inputs(), loop.inputs())
+    drive, long = Drive(model), tuple(range(40))
+    inputs = loop.inputs(prompt=long, negative=long[20:])
+    (first,), (second,) = drive.run(inputs), drive.run(inputs)
     expected = plain_loop(model.transformer, first.inputs)
     for name, latents in final(first).items():
         assert largest(latents - expected[name]) < TOLERANCE
@@ -146,7 +147,9 @@ def test_an_interval_guides_five_passes_of_four_steps(model):
     tokens = POLICY.inputs().shape.num_tokens
     drive = Drive(model)
     (row,) = drive.run(POLICY.inputs(guidance=guidance), traced=True)
-    assert drive.nodes["denoise"].num_tokens == Loop("loop_policy_interval").case["forwards"] * tokens
+    assert (
+        drive.nodes["denoise"].num_tokens == Loop("loop_policy_interval").case["forwards"] * tokens
+    )
     assert [("away.vision" in step) for step in row.trace] == [True, False, False, False]
     expected = plain_loop(model.transformer, row.inputs)
     for name, latents in final(row).items():
