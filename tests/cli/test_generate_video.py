@@ -123,6 +123,7 @@ def test_half_of_a_file_is_never_found(tmp_path):
         ("--size '720p' must be two whole numbers", ("a hand", "--out", "c.mp4", "--size", "720p")),
         ("as 400,1000", ("a hand", "--out", "c.mp4", "--guidance-interval", "4")),
         ("cannot read none.png", ("a hand", "--out", "c.mp4", "--image", "none.png")),
+        ("--sound needs an --out", ("a hand", "--out", "c.mp4", "--sound")),
         ("give the prompt once", ("--out", "c.mp4")),
         ("give the prompt once", ("a hand", "--prompt", "b", "--out", "c.mp4")),
         ("--temperature is not for this model", ("a", "--out", "c.mp4", "--temperature", "1")),

@@ -137,6 +137,7 @@ def test_an_image_to_begin_with(client, field, kind, prefix):
         ("seed", "from 0 to", {"seed": -1}),
         ("response_format", "allowed: mp4, png, npz, b64_json", {"response_format": "url"}),
         ("output_format", "differ", {"response_format": "mp4", "output_format": "png"}),
+        ("sound", "needs response_format=npz", {"sound": True}),
         ("image", "is not base64", {"image": "?"}),
         ("image", "neither a JPEG nor a PNG", {"image": b64encode(b"GIF89a").decode()}),
         ("image", "fetches nothing", {"image": "https://example.org/a.png"}),

@@ -111,6 +111,10 @@ def generate(
     video: Annotated[
         Path | None, typer.Option(help="A clip to go on from.", rich_help_panel=_VIDEO)
     ] = None,
+    sound: Annotated[
+        bool | None,
+        typer.Option("--sound", help="With .npz: latents of sound.", rich_help_panel=_VIDEO),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder of tokenizer.json. [the model's]", rich_help_panel=_VIDEO),
@@ -160,6 +164,7 @@ def generate(
         flow_shift=flow_shift,
         image=image,
         video=video,
+        sound=sound,
         tokenizer=tokenizer,
     )
     text, sampling = _prompt(prompt, prompt_flag), text_flags.sampling(seed)

@@ -42,6 +42,7 @@ class VideoFlags:
     flow_shift: float | None = None
     image: Path | None = None
     video: Path | None = None
+    sound: bool | None = None
     tokenizer: Path | None = None
 
     @property
@@ -60,6 +61,7 @@ class VideoFlags:
             ("--flow-shift", self.flow_shift),
             ("--image", self.image),
             ("--video", self.video),
+            ("--sound", self.sound),
             ("--tokenizer", self.tokenizer),
         )
         return [flag for flag, value in values if value is not None]
@@ -73,7 +75,13 @@ class VideoFlags:
         """Where to write. Raises `ConfigurationError` where that cannot be done."""
         if self.out is None:
             raise ConfigurationError("this model makes videos; give --out clip.mp4")
-        return VideoTarget(self.out)
+        target = VideoTarget(self.out)
+        if self.sound and target.format is not VideoFormat.NPZ:
+            raise ConfigurationError(
+                "--sound needs an --out that ends in .npz: sound comes as latents, which no video "
+                "file holds"
+            )
+        return target
 
     def prompt(self, text: str, seed: int | None, num_clip_frames: int) -> VideoPrompt:
         """Reads the files. Raises `ConfigurationError` and `InvalidRequestError`."""
@@ -91,6 +99,7 @@ class VideoFlags:
             guidance_scale=self.guidance,
             guidance_interval=_pair("--guidance-interval", self.guidance_interval, "400,1000"),
             flow_shift=self.flow_shift,
+            sound=self.sound or False,
             **self._files(num_clip_frames),
         )
 

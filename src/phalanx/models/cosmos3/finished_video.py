@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.errors import InvalidRequestError, MissingDependencyError
@@ -62,9 +63,12 @@ def _png(pixels: Tensor) -> bytes:
 
 def _npz(pixels: Tensor, sound: Tensor | None, fps: float) -> bytes:
     """`video` float32 (3, frames, height, width) in [0, 1], `fps`, and `sound` latents (dim, n)."""
-    arrays = {"video": pixels.numpy(), "fps": np.float64(fps)}
+    arrays: dict[str, NDArray[np.float64] | NDArray[np.float32]] = {
+        "video": pixels.numpy(),
+        "fps": np.asarray(fps, np.float64),
+    }
     if sound is not None:
         arrays["sound"] = sound[0].detach().float().cpu().numpy()
     target = io.BytesIO()
-    np.savez(target, allow_pickle=False, **arrays)
+    np.savez(target, **arrays)  # type: ignore[arg-type]
     return target.getvalue()

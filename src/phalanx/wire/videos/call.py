@@ -83,6 +83,11 @@ def parse_video_call(body: bytes, num_clip_frames: int) -> VideoCall:
             field="n",
         )
     form, as_json = _form(parsed)
+    if parsed.sound and form is not VideoFormat.NPZ:
+        raise InvalidRequestError(
+            "sound=true needs response_format=npz: it comes as latents, which no video file holds",
+            field="sound",
+        )
     image, clip = _files(parsed)
     width, height = _size(parsed)
     prompt = VideoPrompt(
