@@ -6,6 +6,7 @@ python scripts/peer_env.py lerobot04    makes .venv-lerobot04 with LeRobot 0.4.4
 python scripts/peer_env.py lerobot06    makes .venv-lerobot06 with that of 0.6.1, which needs Python 3.12
 python scripts/peer_env.py lerobot-policy
                                         makes .venv-lerobot-policy with its pi0.5, to be measured
+python scripts/peer_env.py diffusers    makes .venv-diffusers with its Cosmos3, to be measured
 python scripts/peer_env.py transferqueue
                                         makes .venv-transferqueue with TransferQueue
 python scripts/peer_env.py trl          makes .venv-trl with TRL
@@ -103,6 +104,10 @@ PEERS = {
         ),
         bare=("lerobot==0.6.1", "torchvision==0.28.0"),
         python="3.12",
+    ),
+    "diffusers": Peer(
+        ("torch==2.13.0", "numpy", "diffusers==0.42.1", "transformers==5.24.0", "accelerate<2"),
+        python="3.11",
     ),
     "transferqueue": Peer(
         ("tensordict>=0.10", "pyzmq", "hydra-core", "omegaconf", "ray==2.60.0", "aiohttp"),

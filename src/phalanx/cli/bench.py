@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from phalanx.bench.cosmos3 import cosmos3
 from phalanx.bench.discovery import discovery
 from phalanx.bench.dispatch import dispatch
 from phalanx.bench.gateway import gateway
@@ -18,6 +19,7 @@ bench_app = typer.Typer(help="Measure, and compare with others.", no_args_is_hel
 bench_app.command("generate")(generate)
 bench_app.command("dispatch")(dispatch)
 bench_app.command("policy")(policy)
+bench_app.command("cosmos3")(cosmos3)
 bench_app.command("step")(step)
 bench_app.command("gateway")(gateway)
 bench_app.command("discovery")(discovery)
