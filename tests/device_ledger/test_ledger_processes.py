@@ -74,7 +74,7 @@ def test_processes_at_once_never_hold_more_than_there_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kills", [6, pytest.param(150, marks=pytest.mark.long)], ids=["few", "many"]
+    "kills", [6, pytest.param(40, marks=pytest.mark.long)], ids=["few", "many"]
 )
 def test_a_kill_at_any_moment_frees_what_was_held(tmp_path, kills):
     ledger = DeviceLedger.create(tmp_path / "devices", 1, 100)

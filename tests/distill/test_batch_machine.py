@@ -234,7 +234,7 @@ def test_the_same_on_a_disk(script):
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(SCRIPTS)
 def test_the_same_many_times(script):
     live(MemoryStore(), script)

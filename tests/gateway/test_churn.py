@@ -112,6 +112,6 @@ def test_no_request_is_started_twice_or_left_over_whatever_happens_to_servers():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", [2, 3])
 def test_nor_at_length(seed):
     churn(seed, num_steps=60)

@@ -63,6 +63,6 @@ def test_item_8_5_9_a_crowded_life_that_looks_ahead(seed, kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [PipelinedLoop, ThreadedLoop])
-@pytest.mark.parametrize("seed", range(16, 250))
+@pytest.mark.parametrize("seed", range(16, 60))
 def test_item_8_5_12_many_crowded_lives_that_look_ahead(seed, kind):
     crowded_life(random.Random(seed), kind).end()

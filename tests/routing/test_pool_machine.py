@@ -169,4 +169,4 @@ class LongPoolMachine(PoolMachine):
 
 
 TestPoolAtLength = pytest.mark.long(LongPoolMachine.TestCase)
-TestPoolAtLength.settings = settings(max_examples=800, stateful_step_count=60, deadline=None)
+TestPoolAtLength.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

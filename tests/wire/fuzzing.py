@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import InvalidRequestError
 
-LONG_S = 10.0
+LONG_S = 4.0
 MAX_GROWTH_BYTES = 200 << 20
 _TELLING = (0x00, 0x7F, 0x80, 0x90, 0xC1, 0xC6, 0xC9, 0xDD, 0xDF, 0xFF)
 

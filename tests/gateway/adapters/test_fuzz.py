@@ -87,5 +87,5 @@ def test_a_few_spoilt_messages(protocol):
 
 @pytest.mark.long
 @PROTOCOLS
-def test_spoilt_messages_for_ten_seconds(protocol):
+def test_spoilt_messages_for_long(protocol):
     fuzz(protocol, LONG_S)

@@ -221,5 +221,5 @@ def test_a_few_spoilt_connections(seed):
 
 
 @pytest.mark.long
-def test_spoilt_connections_for_ten_seconds():
+def test_spoilt_connections_for_long():
     fuzz(LONG_S, 99, 20)

@@ -295,4 +295,4 @@ class LongManagerMachine(ManagerMachine):
 
 
 TestManagerAtLength = pytest.mark.long(LongManagerMachine.TestCase)
-TestManagerAtLength.settings = settings(max_examples=800, stateful_step_count=50, deadline=None)
+TestManagerAtLength.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)

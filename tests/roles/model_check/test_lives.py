@@ -79,7 +79,7 @@ def test_d9_i103_any_life_of_a_job_comes_to_its_end_with_one_on_each_device(case
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(CASES)
 def test_d9_i103_many_lives_of_a_job(case):
     assert live(case).problems == []

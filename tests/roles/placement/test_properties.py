@@ -120,7 +120,7 @@ def test_i66_i68_i69_i70_no_plan_breaks_a_rule_and_no_refusal_is_mute():
 
 @pytest.mark.long
 def test_no_plan_of_many_breaks_a_rule():
-    at(600)(given(requests())(keeps_every_rule))()
+    at(300)(given(requests())(keeps_every_rule))()
 
 
 SIZES = st.sampled_from([1, 2, 4])

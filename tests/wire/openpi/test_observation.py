@@ -161,5 +161,5 @@ def test_whatever_arrives_is_decoded_or_refused(data):
 
 
 @pytest.mark.long
-def test_whatever_arrives_for_ten_seconds_is_decoded_or_refused():
+def test_whatever_arrives_for_long_is_decoded_or_refused():
     fuzz_for(LONG_S, decode_observation, MESSAGES)

@@ -65,7 +65,7 @@ def test_small_messages(data):
 
 
 @pytest.mark.long
-def test_all_of_it_for_ten_seconds():
+def test_all_of_it_for_long():
     fuzz_for(LONG_S * 0.6, wire.decode_request, REQUESTS)
     fuzz_for(LONG_S * 0.2, wire.decode_response, RESPONSES)
     fuzz_for(LONG_S * 0.2, wire.decode_sensor_data, SENSORS)
