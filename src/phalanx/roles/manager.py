@@ -17,11 +17,10 @@ from phalanx.roles.pool import ModelPool
 from phalanx.roles.publication import role_content
 from phalanx.roles.role_state import RoleState
 from phalanx.roles.scaling import check_scale, recover, scale, unblock
-from phalanx.roles.together import all_to_their_ends, raise_failures
-from phalanx.roles.turning import activate, deactivate, drain, start, withdraw
+from phalanx.roles.turning import activate, deactivate, drain, start, stop
 from phalanx.roles.updating import confirm, update, word
 from phalanx.routing.roles.registry import RoleRegistry
-from phalanx.schema.roles import InferenceRoleSpec, Ownership
+from phalanx.schema.roles import InferenceRoleSpec
 
 
 class InferenceManager:
@@ -44,9 +43,9 @@ class InferenceManager:
     ) -> None:
         """`registry` is the role's own, begun with `initial_content(spec)`."""
         self._registry = registry
-        self._events = events or EventLog(clock)
         self.followers = Followers()
-        self._role = RoleState(spec, backends, self._events, self._publish, self.heard)
+        events = events or EventLog(clock)
+        self._role = RoleState(spec, backends, events, self._publish, self.heard)
         if not spec.deployment.start_asleep:
             self._role.wanted = ALL_TAGS
         self._operations = Operations(spec.role, self._role.lock)
@@ -64,10 +63,6 @@ class InferenceManager:
     @property
     def registry(self) -> RoleRegistry:
         return self._registry
-
-    @property
-    def events(self) -> EventLog:
-        return self._events
 
     async def start(self) -> None:
         """Start every replica of every model, and publish them; all or nothing.
@@ -225,18 +220,7 @@ class InferenceManager:
     async def _shut_down(self, drain_timeout_s: float | None) -> None:
         self._role.closed = True
         await self._operations.end()
-        pools = self._pools.values()
-        for slot in [slot for pool in pools for slot in pool.all_slots]:
-            await slot.end_revival()
-        withdraw(pools)
-        acts = [pool.remove(slot, drain_timeout_s) for pool in pools for slot in pool.all_slots]
-        failures = [
-            *await all_to_their_ends(acts),
-            *await all_to_their_ends(pool.router.close() for pool in pools),
-        ]
-        self._publish()
-        raise_failures(f"role {self.spec.role!r} is not stopped everywhere", failures)
-        await _delete_own(self._role.backends)  # nothing runs there any more
+        await stop(self._role, self._pools.values(), drain_timeout_s)
 
     def _publish(self) -> None:
         models = [pool.shown() for pool in self._pools.values()]
@@ -280,13 +264,6 @@ class InferenceManager:
             )
         pool.slot(engine_id)
         return pool
-
-
-async def _delete_own(backends: Backends) -> None:
-    """The placement groups that the manager owns."""
-    own = [each for each in backends.placement_groups if each.owner is Ownership.MANAGER]
-    failures = await all_to_their_ends(group.delete() for group in own)
-    raise_failures("placement groups are not deleted", failures)
 
 
 def _words(key: tuple[Hashable, ...]) -> Iterator[str]:

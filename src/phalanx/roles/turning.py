@@ -1,4 +1,4 @@
-"""Wakes, drains and puts to sleep the pools of a role, all replicas at once."""
+"""Starts, wakes, drains, puts to sleep and stops the pools of a role, all replicas at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from phalanx.roles.role_state import RoleState
 from phalanx.roles.slot import Slot
 from phalanx.roles.together import all_or_first_error, all_to_their_ends, raise_failures
 from phalanx.routing.roles.snapshot import ReplicaState
+from phalanx.schema.roles import Ownership
 
 Act = Coroutine[object, object, None]
 
@@ -53,7 +54,7 @@ async def drain(role: RoleState, pools: Iterable[ModelPool]) -> None:
     """Serve nothing, and run nothing, with all memory kept."""
     pools = tuple(pools)
     role.drained = role.wanted == ALL_TAGS
-    withdraw(pools)
+    _withdraw(pools)
     failures = await all_to_their_ends(
         _drain(pool, replica) for pool in pools for replica in pool.replicas(ReplicaState.DRAINING)
     )
@@ -65,17 +66,35 @@ async def deactivate(role: RoleState, pools: Iterable[ModelPool]) -> None:
     pools = tuple(pools)
     role.wanted, role.drained = frozenset(), False
     going = [(pool, slot) for pool in pools for slot in pool.occupied_slots if not pool.stays(slot)]
-    _withdraw((pool, slot.replica) for pool, slot in going if slot.replica is not None)
+    _withdraw_replicas((pool, slot.replica) for pool, slot in going if slot.replica is not None)
     failures = await all_to_their_ends(_to_sleep(pool, slot) for pool, slot in going)
     raise_failures(f"role {role.spec.role!r} is not asleep everywhere", failures)
 
 
-def withdraw(pools: Iterable[ModelPool]) -> None:
+async def stop(role: RoleState, pools: Iterable[ModelPool], drain_timeout_s: float | None) -> None:
+    """Drain and remove everything, and delete the placement groups that the manager owns."""
+    pools = tuple(pools)
+    for slot in [slot for pool in pools for slot in pool.all_slots]:
+        await slot.end_revival()
+    _withdraw(pools)
+    acts = [pool.remove(slot, drain_timeout_s) for pool in pools for slot in pool.all_slots]
+    failures = [
+        *await all_to_their_ends(acts),
+        *await all_to_their_ends(pool.router.close() for pool in pools),
+    ]
+    role.publish()
+    raise_failures(f"role {role.spec.role!r} is not stopped everywhere", failures)
+    own = [each for each in role.backends.placement_groups if each.owner is Ownership.MANAGER]
+    undeleted = await all_to_their_ends(group.delete() for group in own)  # nothing runs there now
+    raise_failures("placement groups are not deleted", undeleted)
+
+
+def _withdraw(pools: Iterable[ModelPool]) -> None:
     """Before anything is done to them, everybody is told, by one snapshot of each role."""
-    _withdraw((pool, replica) for pool in pools for replica in pool.replicas())
+    _withdraw_replicas((pool, replica) for pool in pools for replica in pool.replicas())
 
 
-def _withdraw(replicas: Iterable[tuple[ModelPool, Replica]]) -> None:
+def _withdraw_replicas(replicas: Iterable[tuple[ModelPool, Replica]]) -> None:
     ready = [(pool, each) for pool, each in replicas if each.state is ReplicaState.READY]
     for _, replica in ready:
         replica.move(ReplicaState.DRAINING)

@@ -70,7 +70,7 @@ def test_events_say_what_an_operator_asked_for_and_no_alarm_at_what_was_planned(
         await c.manager.unblock("m/0")
         await c.manager.unblock("m/0", [])
         await c.manager.scale("m", 1)
-        events = c.manager.events.after(0)
+        events = c.events.after(0)
         asked = [event.detail for event in events if event.kind is EventKind.OPERATION]
         assert asked[1:3] == ["sleep", "wake weights"]
         assert asked[3] == "wake cuda_graph kv_cache weights"
@@ -107,7 +107,7 @@ def test_a_start_that_is_interrupted_says_so():
             await asyncio.sleep(0.01)
         await c.manager.shutdown()
         await asyncio.gather(starting, return_exceptions=True)
-        told = [event.detail for event in c.manager.events.after(0)]
+        told = [event.detail for event in c.events.after(0)]
         assert "dead: it did not start: it was interrupted" in told
 
     run(scenario)
