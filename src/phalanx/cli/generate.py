@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx import log, settings
 from phalanx.checkpoints import check_checkpoint
-from phalanx.cli.checkpoint_progress import prepared_checkpoint
-from phalanx.cli.generate_text import TextFlags, print_answer
-from phalanx.cli.generate_video import VideoFlags, VideoTarget, write_video
 from phalanx.cli.placement import Placement, device_list, place
 from phalanx.engine_config import EngineArgs, EngineConfig, EntryArgs
 from phalanx.errors import ConfigurationError
-from phalanx.plugin import VideoAdapter
 from phalanx.schema.deployment_section import DeploymentSection
 from phalanx.schema.parallel import (
     AttentionParallelConfig,
@@ -28,7 +24,12 @@ from phalanx.schema.parallel import (
 from phalanx.schema.plugin_args import build_plugin_args
 from phalanx.schema.sampling import SamplingParams
 from phalanx.schema.serve_config import EngineSection
-from phalanx.schema.videos import VideoPrompt
+
+if TYPE_CHECKING:
+    from phalanx.cli.generate_text import TextFlags
+    from phalanx.cli.generate_video import VideoTarget
+    from phalanx.plugin import VideoAdapter
+    from phalanx.schema.videos import VideoPrompt
 
 TEXT_PLUGIN, VIDEO_PLUGIN = "causal_lm", "cosmos3"
 _TEXT, _VIDEO, _ENGINE = "Text", "Video", "Engine"
@@ -149,6 +150,9 @@ def generate(
 
     A prompt for text is wrapped in the checkpoint's chat template if it has one, unless --raw.
     """
+    from phalanx.cli.generate_text import TextFlags
+    from phalanx.cli.generate_video import VideoFlags
+
     log.configure(settings.log_level() or "WARNING")
     text_flags = TextFlags(max_new_tokens, temperature, chat, stream)
     video_flags = VideoFlags(
@@ -201,6 +205,7 @@ class _Loading:
     def of(
         cls, model: str, plugin: str | None, config: EngineConfig, deployment: DeploymentSection
     ) -> _Loading:
+        from phalanx.cli.checkpoint_progress import prepared_checkpoint
         from phalanx.engine.registry import plugin_class
 
         check_checkpoint(model)
@@ -239,6 +244,7 @@ def _refuse(flags: list[str], does: str) -> None:
 
 
 def _answer(loading: _Loading, text: str, sampling: SamplingParams, flags: TextFlags) -> None:
+    from phalanx.cli.generate_text import print_answer
     from phalanx.engine.engine import Engine
     from phalanx.engine.registry import plugin_class
 
@@ -248,6 +254,7 @@ def _answer(loading: _Loading, text: str, sampling: SamplingParams, flags: TextF
 
 
 def _film(loading: _Loading, adapter: VideoAdapter, wish: VideoPrompt, target: VideoTarget) -> None:
+    from phalanx.cli.generate_video import write_video
     from phalanx.engine.engine import Engine
 
     request = adapter.request(wish)

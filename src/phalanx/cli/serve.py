@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx import log
 from phalanx.checkpoints import checkpoint_names
 from phalanx.cli.placement import device_list, meeting
-from phalanx.cli.serve_plan import ServePlan, describe, plan
 from phalanx.errors import ConfigurationError
 from phalanx.schema.serve_config import ServeConfig, parse_serve_config
 from phalanx.schema.yaml_text import parse_yaml
+
+if TYPE_CHECKING:
+    from phalanx.cli.serve_plan import ServePlan
 
 _LISTEN, _MODEL, _ENGINE, _LOG = "Where it listens", "Language model", "Engine", "Log"
 _DEPLOYMENT = "Replicas and ranks"
@@ -188,6 +190,8 @@ def serve(
     Flags win over the file, the file over PHALANX_* variables, those over the defaults. Ctrl-C
     stops taking requests, lets the running ones end, and closes.
     """
+    from phalanx.cli.serve_plan import describe, plan
+
     flags = {
         "server.host": host,
         "server.port": port,
