@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-TOGETHER = ("tests/parallel/", "tests/project/")
+TOGETHER = ("tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
 """Folders whose files share processes that are slow to start: one worker runs them all."""
 
 
@@ -27,6 +27,35 @@ def pytest_collection_finish() -> None:
     # What is imported by now stays: a collection during a test need not go through all of it.
     gc.collect()
     gc.freeze()
+
+
+LONGEST = (
+    "tests/roles/ray_cluster/",
+    "tests/project/",
+    "tests/examples_rl/test_killed_loop.py",
+    "tests/roles/control/test_whole_job.py",
+    "tests/engine/workers/test_faults.py",
+    "tests/roles/launching/test_manager_on_engines.py",
+    "tests/engine/workers/test_leaks.py",
+    "tests/roles/model_check/",
+    "tests/distill/test_killed_loop.py",
+    "tests/distill/test_transfer_queue.py",
+    "tests/server/test_roles_pd.py",
+    "tests/roles/test_soak.py",
+)
+"""What takes longest of `make test-long`. It begins with these: no worker is left alone with one."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items) -> None:
+    if config.option.markexpr == "long":
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Of its file among those of a long run. Within one place all stays as it is."""
+    places = (at for at, path in enumerate(LONGEST) if item.nodeid.startswith(path))
+    return next(places, len(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)

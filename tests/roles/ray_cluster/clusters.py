@@ -12,6 +12,13 @@ from phalanx.roles.ray_cluster.cluster import RayCluster
 HEAD = "127.0.0.4"
 """Ray takes 127.0.0.1 for the machine's own address, wherever that is."""
 STORE_BYTES = 80 * 1024 * 1024
+SYSTEM = {
+    # A machine is lost for who has not answered five times; who has ended answers none at once.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    # A worker costs seconds to start, and these jobs run nothing but actors, each in its own.
+    "prestart_worker_first_driver": False,
+}
 
 
 class Machines:
@@ -26,6 +33,9 @@ class Machines:
                 "node_ip_address": HEAD,
                 "object_store_memory": STORE_BYTES,
                 "include_dashboard": False,
+                "no_monitor": True,
+                "include_log_monitor": False,
+                "_system_config": SYSTEM,
             },
         )
         self._nodes: dict[str, object] = {}

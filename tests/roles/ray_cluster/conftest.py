@@ -10,7 +10,7 @@ from tests.roles.ray_cluster.clusters import Machines, connected
 DEVICES = {"127.0.0.2": 4, "127.0.0.3": 4}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def machines_and_cluster() -> Iterator[tuple[Machines, RayCluster]]:
     with connected(DEVICES) as both:
         yield both
