@@ -88,6 +88,8 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
     transformer = load_transformer(
         directory, operators, backend.device, dtype, ranks, strict=args.weight_strict
     )
+    if world is not None:
+        Ranks(world, world).check_same({"the checksum of its weights": transformer.checksum()})
     vae, scheduler = load_vae(directory, backend.device, dtype), read_scheduler(directory)
     _check_latents(transformer, vae, directory)
     decoder = TiledDecoder(vae, Tiling(), world) if args.vae_tiling else vae

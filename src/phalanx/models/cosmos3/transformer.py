@@ -115,6 +115,18 @@ class Cosmos3Transformer(nn.Module):
         """What `velocity_hidden` says of each row's latents; zero where nothing is drawn."""
         return self.media.velocities(hidden, rows)
 
+    def checksum(self) -> int:
+        """A number of weights that every rank has whole: norms, and what is added to media.
+
+        They are a small part of the model, and no two trained ones have the same.
+        """
+        total = 0
+        for name, weight in self.named_parameters():
+            if weight.dim() == 1 and ("norm" in name or name.startswith("media.")):
+                bits = weight.detach().float().view(torch.int32)
+                total += int(bits.sum(dtype=torch.int64))
+        return total
+
     def pack(self) -> int:
         """Give every linear layer its fastest form, one after another; returns their bytes."""
         self.media.time.forget()
