@@ -100,7 +100,10 @@ class Slot:
             self._assign(part)
             return True
         if parameter.is_meta:
-            parameter = self._assign(torch.empty_like(parameter, device=device))
+            # `empty_like` of a tensor without memory has torch import its symbolic shapes, for long.
+            parameter = self._assign(
+                torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            )
         parameter.data[start : start + part.shape[0]].copy_(part)
         return False
 
