@@ -101,6 +101,8 @@ class Cosmos3Sizes:
             "patch_size": 2,
             "in_channels": 12,
             "out_channels": 12,
+            "scale_factor_spatial": 16,
+            "scale_factor_temporal": 4,
         }
 
 
