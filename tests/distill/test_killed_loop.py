@@ -61,20 +61,24 @@ AFTER_SCORING = POINTS[POINTS.index("PhaseEntered:5") :]
 QUICK = ["saved:1"]
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> str:
+    return asyncio.run(undisturbed(tmp_path_factory.mktemp("whole"), 2))
+
+
 @pytest.mark.parametrize("point", QUICK)
-def test_killed_the_next_process_ends_with_the_same_weights(tmp_path, point):
-    check_killed(tmp_path, point)
+def test_killed_the_next_process_ends_with_the_same_weights(tmp_path, expected, point):
+    check_killed(tmp_path, expected, point)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere(tmp_path, point):
-    check_killed(tmp_path, point)
+def test_killed_anywhere(tmp_path, expected, point):
+    check_killed(tmp_path, expected, point)
 
 
-def check_killed(tmp_path: Path, point: str) -> None:
+def check_killed(tmp_path: Path, expected: str, point: str) -> None:
     async def run():
-        expected = await undisturbed(tmp_path, 2)
         async with engines() as toys:
             command = [sys.executable, "-m", "tests.distill.looping", str(tmp_path / "killed")]
 

@@ -83,37 +83,44 @@ def test_nothing_outlives_a_killed_control_process(tmp_path, model):
         again.ready()
 
 
-@pytest.mark.long
-def test_a_killed_gateway_is_there_again_and_goes_on(tmp_path, model):
-    with whole_job(job_file(tmp_path, model), tmp_path / "cache") as job:
-        url = job.ready()
-        text = post(f"{url}/rollout/generate", ASK)[1]["text"]
-        os.kill(job.pid(" gateway --roles "), signal.SIGKILL)
-        job.until("the gateway has died: it was killed by SIGKILL")
-        job.until("the gateway is there again")
-        status, answer = post(f"{url}/rollout/generate", ASK)
-        while status == 503:  # it has not heard of the role yet
-            status, answer = post(f"{url}/rollout/generate", ASK)
-        assert (status, answer["text"]) == (200, text)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, model) -> Iterator[tuple[WholeJob, str]]:
+    """Of two replicas; whoever of it is killed is there again."""
+    folder = tmp_path_factory.mktemp("pair")
+    with whole_job(job_file(folder, model, replicas=2), folder / "cache") as job:
+        yield job, job.ready()
+    assert job.process.returncode == 0, "".join(job.lines)
 
 
 @pytest.mark.long
-def test_a_killed_engine_is_a_new_generation_with_the_same_weights(tmp_path, model):
-    with whole_job(job_file(tmp_path, model, replicas=2), tmp_path / "cache") as job:
-        url = job.ready()
-        job.command("weights", "rollout/student", str(model), "--version", "7")
-        (first, second) = job.engines()
-        port = first["base_url"].rpartition(":")[2]
-        os.kill(job.pid(f"--port {port} "), signal.SIGKILL)
-        job.until("rollout/student/0: dead: it was killed by SIGKILL")
+def test_a_killed_gateway_is_there_again_and_goes_on(pair):
+    job, url = pair
+    text = post(f"{url}/rollout/generate", ASK)[1]["text"]
+    os.kill(job.pid(" gateway --roles "), signal.SIGKILL)
+    job.until("the gateway has died: it was killed by SIGKILL")
+    job.until("the gateway is there again")
+    status, answer = post(f"{url}/rollout/generate", ASK)
+    while status == 503:  # it has not heard of the role yet
         status, answer = post(f"{url}/rollout/generate", ASK)
-        assert (status, answer["meta_info"]["weight_version"]) == (200, "7"), "by the other one"
-        job.until("rollout/student/0: generation 2")
-        job.until("rollout/student/0: weights 7")
-        job.until("rollout/student/0: ready")
-        (again, other) = job.engines()
-        assert (again["state"], again["generation"], again["weight_version"]) == ("ready", 2, "7")
-        assert other["generation"] == second["generation"]
+    assert (status, answer["text"]) == (200, text)
+
+
+@pytest.mark.long
+def test_a_killed_engine_is_a_new_generation_with_the_same_weights(pair, model):
+    job, url = pair
+    job.command("weights", "rollout/student", str(model), "--version", "7")
+    (first, second) = job.engines()
+    port = first["base_url"].rpartition(":")[2]
+    os.kill(job.pid(f"--port {port} "), signal.SIGKILL)
+    job.until("rollout/student/0: dead: it was killed by SIGKILL")
+    status, answer = post(f"{url}/rollout/generate", ASK)
+    assert (status, answer["meta_info"]["weight_version"]) == (200, "7"), "by the other one"
+    job.until("rollout/student/0: generation 2")
+    job.until("rollout/student/0: weights 7")
+    job.until("rollout/student/0: ready")
+    (again, other) = job.engines()
+    assert (again["state"], again["generation"], again["weight_version"]) == ("ready", 2, "7")
+    assert other["generation"] == second["generation"]
 
 
 @pytest.mark.long
