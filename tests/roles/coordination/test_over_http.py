@@ -196,7 +196,8 @@ def test_a_job_that_stops_is_followed_and_hears_its_trainer_until_it_has_stopped
             await job.process.start()
             async with AsyncPhaseClient(job.process.control_url) as client:
                 await client.enter("rollout", "1")
-                job.world.engine("student/0").send(3600.0)
+                for name in ("student/0", "student/1"):
+                    job.world.engine(name).send(3600.0)
                 closing = asyncio.create_task(job.process.close())
                 await until(job, "stopping")
                 try:
