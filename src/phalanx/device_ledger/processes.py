@@ -32,25 +32,22 @@ class LinuxProcesses:
     """Those that `/proc` shows."""
 
     def own(self) -> ProcessId:
-        pid = os.getpid()
-        return ProcessId(pid, _status(pid).started)
+        found = self.of(os.getpid())
+        assert found is not None
+        return found
 
     def is_alive(self, process: ProcessId) -> bool:
+        return self.of(process.pid) == process
+
+    def of(self, pid: int) -> ProcessId | None:
+        """The one that has this number and may still hold memory; also one of a thread's number."""
         try:
-            status = _status(process.pid)
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                # The name, in brackets, may hold anything.
+                fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            return False
-        return status.started == process.started and not status.has_ended
-
-
-class _Status(NamedTuple):
-    started: int
-    has_ended: bool
-
-
-def _status(pid: int) -> _Status:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name, in brackets, may hold anything.
-        fields = file.read().rpartition(b")")[2].split()
-    # One that was not waited for has given its memory back once its last thread has ended.
-    return _Status(int(fields[19]), fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
+            return None
+        # One that was not waited for has given its memory back once its last thread has ended.
+        if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
+            return None
+        return ProcessId(pid, int(fields[19]))

@@ -203,6 +203,45 @@ def test_real_processes_are_told_from_later_ones_and_their_end_is_heard():
     asyncio.run(scenario())
 
 
+MAIN_THREAD_ENDS = """
+import ctypes, os, sys, threading
+def stay():
+    main = f"/proc/self/task/{os.getpid()}/stat"
+    while open(main).read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b"ended")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_holds_memory_until_its_last_thread_has_ended():
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", MAIN_THREAD_ENDS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+    async def scenario():
+        processes, ended = SystemProcesses(), asyncio.Event()
+        processes.watch(child.pid, ended.set)
+        assert await asyncio.to_thread(child.stdout.read, 5) == b"ended"
+        assert processes.started(child.pid) is not None
+        assert not ended.is_set()
+        child.stdin.close()
+        await ended.wait()
+        assert processes.started(child.pid) is None
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
 def test_a_thread_of_a_process_is_no_process():
     threads: list[int] = []
     go_on = threading.Event()

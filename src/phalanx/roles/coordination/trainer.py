@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from phalanx.device_ledger.processes import LinuxProcesses
 from phalanx.errors import ConfigurationError, RoleOperationRefusedError
 from phalanx.roles.coordination.order import check_label
 from phalanx.roles.coordination.phase_operations import PhaseBusyError
@@ -37,13 +37,14 @@ class SystemProcesses:
     """The real ones. Belongs to a running event loop."""
 
     def started(self, pid: int) -> str | None:
+        found = LinuxProcesses().of(pid)
+        if found is None:
+            return None
         try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             os.close(os.pidfd_open(pid))  # there is none of a thread
         except OSError:
             return None
-        state, start_time = fields[0], fields[19]
-        return None if state in (b"Z", b"X") else start_time.decode()
+        return str(found.started)
 
     def watch(self, pid: int, ended: Callable[[], None]) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
