@@ -53,10 +53,7 @@ class FakeJournal:
         self, state: PhaseState, operation: OperationRecord | None = None, *, sync: bool = True
     ) -> None:
         assert self._known is not None
-        known = {each.operation_id: each for each in self._known.operations}
-        if operation is not None:
-            known[operation.operation_id] = operation
-        self._put(Remembered(self._known.shape, state, tuple(known.values())))
+        self._put(self._known.after(state, operation))
 
     def close(self) -> None:
         """Nothing is open."""

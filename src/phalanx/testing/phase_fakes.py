@@ -121,10 +121,7 @@ class MemoryJournal:
     ) -> None:
         self._count()
         assert self.remembered is not None
-        known = {each.operation_id: each for each in self.remembered.operations}
-        if operation is not None:
-            known[operation.operation_id] = operation
-        self.remembered = Remembered(self.remembered.shape, state, tuple(known.values()))
+        self.remembered = self.remembered.after(state, operation)
 
     def close(self) -> None:
         """Nothing is open."""

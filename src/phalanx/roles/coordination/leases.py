@@ -28,15 +28,6 @@ class LeaseTable:
     def bundles(self, tenant: str) -> tuple[str, ...]:
         return self._bundles[tenant]
 
-    def rivals(self, tenant: str) -> tuple[str, ...]:
-        """Those that share a bundle with it."""
-        mine = set(self._bundles[tenant])
-        return tuple(
-            other
-            for other, its in self._bundles.items()
-            if other != tenant and not mine.isdisjoint(its)
-        )
-
     def take(self, tenants: Iterable[str]) -> None:
         """For all of them or for none. Raises `RoleOperationRefusedError` where one is somebody
         else's.

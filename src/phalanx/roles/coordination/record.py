@@ -71,3 +71,13 @@ class Remembered(msgspec.Struct, frozen=True):
     shape: JobShape
     state: PhaseState
     operations: tuple[OperationRecord, ...] = ()
+
+    def after(self, state: PhaseState, operation: OperationRecord | None) -> Remembered:
+        """This with a change: the new state, and the operation that changed as the last one."""
+        others = [
+            each
+            for each in self.operations
+            if operation is None or each.operation_id != operation.operation_id
+        ]
+        changed = [] if operation is None else [operation]
+        return Remembered(self.shape, state, (*others, *changed))
