@@ -246,6 +246,32 @@ def test_a_job_that_began_anew_gets_the_weights_again(tmp_path):
     asyncio.run(run())
 
 
+def test_weights_that_could_not_be_pushed_in_passing_are_pushed_again_and_nothing_is_trained_twice(
+    tmp_path,
+):
+    async def run():
+        async with engines() as toys:
+            trainer, store = DigestTrainer(tmp_path), MemoryStore()
+            phases, left = LoggedPhases(trainer), 2
+
+            def refuse(request):
+                nonlocal left
+                if request.path != "/update_weights_from_disk" or not left:
+                    return False
+                left -= 1
+                request.answer({"error": {"message": "a replica did not answer"}}, 503)
+                return True
+
+            toys[0].refusal = refuse
+            last = await train(urls(toys), trainer, store, 1, phases=phases)
+            assert (last.version, toys[0].updates) == ("v1", ["v1"])
+            assert [step for step, _ in trainer.log] == [0]
+            assert phases.log.count(("train", "step-0")) == 3
+            assert dict(store.stages()) == {"step-0": Stage.CONSUMED}
+
+    asyncio.run(run())
+
+
 def test_a_lost_checkpoint_is_told(tmp_path):
     async def run():
         async with engines() as toys:

@@ -158,8 +158,9 @@ class DistillLoop:
             if what in batch.missing:
                 await self._in_phase(phase, batch, partial(self._score, batch, what), before)
         await batch.validate()
-        checkpoint = await self._in_phase(self.plan.train, batch, lambda: self._train(batch, step))
-        await self._push(checkpoint)
+        checkpoint = await self._in_phase(
+            self.plan.train, batch, lambda: self._train_and_push(batch, step)
+        )
         await batch.consume()
         self._on_event(StepEnded(step))
         return checkpoint
@@ -190,6 +191,11 @@ class DistillLoop:
             case Scoring.STUDENT:
                 assert self._parts.student is not None
                 await batch.score_student(self._parts.student, self._parts.workload.settings.model)
+
+    async def _train_and_push(self, batch: DeferredBatch, step: int) -> Checkpoint:
+        checkpoint = await self._train(batch, step)
+        await self._push(checkpoint)
+        return checkpoint
 
     async def _train(self, batch: DeferredBatch, step: int) -> Checkpoint:
         """Publication is the last thing before the trainer sees the batch; one that was published to
