@@ -38,12 +38,13 @@ class Fake:
         if "die" in self._options:
             os._exit(3)
         if "hang" in self._options:
-            try:
-                with open(self._options["hang"], "w") as told:
-                    told.write("hanging")
-                signal.pause()
-            finally:
-                os.unlink(self._options["hang"])
+            # One that comes before anybody waits for it is not lost.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            with open(self._options["hang"], "w") as told:
+                told.write("hanging")
+            signal.sigwait({signal.SIGINT})
+            os.unlink(self._options["hang"])
+            raise KeyboardInterrupt
         self._cached += len(prompts)
         recorder = Recorder()
         for index in range(len(prompts)):
