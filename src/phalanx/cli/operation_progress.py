@@ -1,4 +1,6 @@
-"""Says on stderr, while an operation of a job has not ended, which requests it waits for."""
+"""Says on stderr, while an operation of a job has not ended, which requests it waits for, and at
+Ctrl-C that it goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
+
 from phalanx.cli.control_client import ControlClient
+from phalanx.cli.up import INTERRUPTED
 from phalanx.errors import PhalanxError
 from phalanx.roles.events import EventKind
 
 _WAIT_S = 0.5
 """For the next event: an operation that has ended is noticed no later."""
+
+
+@contextmanager
+def goes_on_without_us(words: str) -> Iterator[None]:
+    """At Ctrl-C, end the command and say with `words` that the operation is only not waited for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"phalanx: not waited for: {words}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

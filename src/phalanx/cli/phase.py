@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from phalanx.cli.roles import Control, JobAddress, Key, Name
-from phalanx.cli.up import INTERRUPTED
 from phalanx.errors import ConfigurationError
 
 phase_app = typer.Typer(
@@ -115,11 +113,9 @@ def _ask(operation: str, body: Mapping[str, object], address: JobAddress) -> Non
     """Ask for an operation, wait for its end, and say where the job is then."""
     from phalanx.cli.control_client import find_job
     from phalanx.cli.job_view import print_phases
+    from phalanx.cli.operation_progress import goes_on_without_us
 
     client = find_job(address)
-    try:
+    with goes_on_without_us("it goes on, see `phalanx phase`"):
         document = client.move(operation, {**body, "operation_id": secrets.token_hex(8)})
-    except KeyboardInterrupt:
-        print("phalanx: not waited for: it goes on, see `phalanx phase`", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
     print_phases(document, as_json=False)

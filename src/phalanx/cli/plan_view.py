@@ -86,16 +86,14 @@ def _rows(plan: PlacementPlan) -> Iterator[Sequence[str]]:
             for some in [[each] for each in replicas] if whole else [replicas]:
                 yield role.role, model, *_where(plan, some), phases
     if plan.trainer_bundles:
-        group_plan = plan.group(ACTOR_GROUP)
-        bundles = [group_plan.bundles[index] for index in plan.trainer_bundles]
+        owner = plan.group(ACTOR_GROUP).owner.value
         phases = ", ".join(turns(plan.phases, TRAINER)) or "-"
-        yield TRAINER, "", "", devices(bundles), ACTOR_GROUP, group_plan.owner.value, phases
+        yield TRAINER, "", "", devices(plan.bundles_of_trainer()), ACTOR_GROUP, owner, phases
 
 
 def _unplaced(plan: PlacementPlan, role: InferenceRoleSpec) -> str:
     """Why a role has no devices here."""
-    groups = [group for model in role.models for group in model.engine_groups]
-    if all(group.engine is EngineKind.EXTERNAL for group in groups):
+    if all(group.engine is EngineKind.EXTERNAL for group in role.engine_groups):
         return "elsewhere"
     return "none" if plan.cluster.nodes else "not planned"
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.up import INTERRUPTED
 from phalanx.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -205,25 +204,22 @@ def _ask(
     """Ask for an operation, wait for its end, and say what the role is then."""
     from phalanx.cli.control_client import find_job
     from phalanx.cli.job_view import role_lines
-    from phalanx.cli.operation_progress import waiting_told
+    from phalanx.cli.operation_progress import goes_on_without_us, waiting_told
     from phalanx.clock import SystemClock
 
     clock, client = SystemClock(), find_job(address)
     begun_s = clock.monotonic_s()
-    if operation in _WAIT_FOR_REQUESTS and sys.stderr.isatty():
+    waits = operation in _WAIT_FOR_REQUESTS
+    if waits and sys.stderr.isatty():
         print(
             f"phalanx: waiting until running requests of {role} have ended; it goes on after Ctrl-C",
             file=sys.stderr,
         )
-    try:
-        with waiting_told(client, role) if operation in _WAIT_FOR_REQUESTS else nullcontext():
-            document = client.ask(role, operation, body)
-    except KeyboardInterrupt:
-        print(
-            f"phalanx: not waited for: role {role!r} goes on with it, see `phalanx status`",
-            file=sys.stderr,
-        )
-        raise typer.Exit(INTERRUPTED) from None
+    with (
+        goes_on_without_us(f"role {role!r} goes on with it, see `phalanx status`"),
+        waiting_told(client, role) if waits else nullcontext(),
+    ):
+        document = client.ask(role, operation, body)
     for line in role_lines(document, clock.monotonic_s() - begun_s):
         print(line)
     return document
