@@ -118,6 +118,7 @@ class Rank:
             replica_world_size=self.place.world,
             device=device,
             timeout_s=self.config.runtime.dist_timeout_s,
+            output_rank=self.place.output_rank,
         )
         if self.place.world > 1:
             with P.use_mesh(mesh):

@@ -45,11 +45,15 @@ class Mesh:
         device: torch.device,
         connections: Mapping[Members, GroupCollectives],
         owned: tuple[dist.ProcessGroup, ...] = (),
+        *,
+        output_rank: int = 0,
     ) -> None:
         """`connections` holds this rank's groups of several ranks; `close` destroys `owned`."""
         self.name = name
         self.layout = layout
         self.rank = rank
+        self.output_rank = output_rank
+        """The rank whose answers count; what only an answer needs, no other rank computes."""
         self.device = device
         groups = {}
         for family in layout.groups:
@@ -64,6 +68,11 @@ class Mesh:
     def world_size(self) -> int:
         """Number of ranks of the replica."""
         return self.layout.world
+
+    @property
+    def answers(self) -> bool:
+        """Whether this is the output rank."""
+        return self.rank == self.output_rank
 
     @property
     def group_names(self) -> tuple[str, ...]:

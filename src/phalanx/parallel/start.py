@@ -26,13 +26,15 @@ def create_mesh(
     backend: str | None = None,
     timeout_s: float = 1800.0,
     name: str = "model",
+    output_rank: int = 0,
 ) -> Mesh:
     """This rank's mesh of a replica of `replica_world_size` ranks.
 
     Without that number it is the size of the process group over all ranks, or where there is none
     what `parallel` implies. A mesh of several ranks needs that process group, of just this size,
     and every rank must call this at the same point. `device` is where the rank's tensors live;
-    `backend`, gloo or nccl, follows from the process group or the device.
+    `backend`, gloo or nccl, follows from the process group or the device. `output_rank` is the one
+    whose answers count.
     """
     whole = default_group()
     if replica_world_size is None:
@@ -43,7 +45,7 @@ def create_mesh(
     if whole is None:
         return Mesh(name, layout, 0, device, {})
     connections, owned = _connect(layout, whole.rank, chosen, timedelta(seconds=timeout_s))
-    return Mesh(name, layout, whole.rank, device, connections, owned)
+    return Mesh(name, layout, whole.rank, device, connections, owned, output_rank=output_rank)
 
 
 def init(
