@@ -113,6 +113,15 @@ def run(
         )
 
 
+def decoded(directory: Path, tp: int, cfg: int, *, tiled: bool) -> Tensor | None:
+    """The pixels that a rank has of a stored loop's video."""
+    config = replace(FLOAT32, parallel=topology(tp, cfg))
+    mesh_of(config.parallel)
+    drive = Drive(model_of(directory, config, vae_tiling=tiled), config)
+    (row,) = drive.run(inputs_of({"decodes": True}, "loop_t2v"))
+    return row.pixels
+
+
 def cancelled_and_pushed_back(directory: Path, tp: int, cfg: int) -> Ran:
     """Two requests go on, while others are cancelled, pushed back, and arrive late."""
     config = replace(FLOAT32, parallel=topology(tp, cfg))

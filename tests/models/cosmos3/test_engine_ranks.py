@@ -9,27 +9,40 @@ import torch
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.engine_config import DeviceConfig
+from phalanx.errors import EngineUnavailableError, PhalanxError
 from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
 from phalanx.models.cosmos3.entry import Cosmos3, Cosmos3Policy
 from phalanx.models.cosmos3.request import DenoiseProgress
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.server import WorkerSupervisorConfig
 from tests.engine.ports import free_base_port
+from tests.models.cosmos3.failing import FailingPolicy
 from tests.models.cosmos3.in_each_rank import topology
 from tests.models.cosmos3.loops import TOLERANCE, Loop, largest
+from tests.models.cosmos3.requests import action_request, video_request
 from tests.models.cosmos3.test_entries import policy_request, video
 
 Engine.register(Cosmos3)
 Engine.register(Cosmos3Policy)
+Engine.register(FailingPolicy)
 POLICY = Loop("loop_policy")
 
 
-def engine(name: str, args: Cosmos3Args, tp: int, cfg: int, replica_count: int = 1) -> Engine:
+def engine(
+    name: str,
+    args: Cosmos3Args,
+    tp: int,
+    cfg: int,
+    replica_count: int = 1,
+    output_rank: int = 0,
+    **runtime: object,
+) -> Engine:
     config = EngineConfig(
-        DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1), topology(tp, cfg)
+        DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1, **runtime), topology(tp, cfg)
     )
     deployment = DeploymentConfig.local(
         replica_count=replica_count,
+        output_rank=output_rank,
         process_config=WorkerSupervisorConfig(base_port=free_base_port(replica_count)),
     )
     return Engine(EngineArgs(name, args, config), deployment=deployment)
@@ -81,6 +94,26 @@ def test_r91_one_replica_of_two_branches_is_served(folders):
     args = Cosmos3PolicyArgs(str(folders["silu"]), max_tokens=64)
     with engine("cosmos3_policy", args, 1, 2) as served:
         _check(served.step(policy_request()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("output_rank", [0, 1])
+def test_r43_the_output_rank_decodes_what_it_answers(folders, output_rank):
+    args = Cosmos3Args(str(folders["silu"]), max_tokens=64)
+    with engine("cosmos3", args, 1, 2, output_rank=output_rank) as served:
+        answer = served.step(video_request())
+    assert answer.video.shape == (1, 3, 9, 48, 64)
+
+
+@pytest.mark.long
+def test_a_rank_that_cannot_encode_fails_its_replica(folders):
+    """The other one would wait for it in the step that follows."""
+    args = Cosmos3PolicyArgs(str(folders["silu"]), max_tokens=64)
+    with engine(FailingPolicy.name, args, 2, 1, dist_timeout_s=30.0) as served:
+        with pytest.raises(PhalanxError, match="leaves the others waiting for it: no memory"):
+            served.step(action_request())
+        with pytest.raises(EngineUnavailableError):
+            served.step(action_request())
 
 
 def _check(answer) -> None:

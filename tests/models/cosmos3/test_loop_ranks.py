@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from phalanx.models.cosmos3.guidance import Guidance
 from phalanx.models.cosmos3.row import MediaRequest
 from tests.models.cosmos3.in_each_rank import (
     cancelled_and_pushed_back,
+    decoded,
     inputs_of,
     refusal_of_other_arguments,
     refusal_of_other_latents,
@@ -137,6 +140,14 @@ def test_requests_of_all_kinds_share_steps_over_ranks(pools, folders, tp, cfg):
         expected = _plain(folders["silu"], name, changes)
         for modality, part in latents.items():
             assert largest(part - expected[modality]) < TOLERANCE
+
+
+def test_the_rank_that_answers_decodes_alone_and_tiles_are_shared(pools, folders):
+    alone = pools(2).run(partial(decoded, tiled=False), folders["silu"], 1, 2)
+    assert [pixels is not None for pixels in alone] == [True, False]
+    shared = pools(2).run(partial(decoded, tiled=True), folders["silu"], 1, 2)
+    for pixels in (alone[0], *shared):
+        assert largest(pixels - Loop("loop_t2v").io["out.video"].transpose(0, 1)) < TOLERANCE
 
 
 @pytest.mark.parametrize(("tp", "cfg"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.long)])

@@ -9,7 +9,9 @@ from phalanx.models.cosmos3.row import MediaRequest
 
 
 def video_answer(row: MediaRequest) -> Cosmos3Video:
-    """Pixels where they were asked for; latents of a request that was cancelled before."""
+    """Pixels where they were asked for; latents of a request that was cancelled before, and where
+    another rank decodes and answers.
+    """
     latents = row.latents
     video = latents.vision if row.pixels is None else row.pixels
     return Cosmos3Video(video[None], None if latents.sound is None else latents.sound[None])

@@ -59,7 +59,8 @@ class LoadedCosmos3:
 
     transformer: Cosmos3Transformer
     vae: WanVae
-    decoder: VideoDecoder
+    decoder: VideoDecoder | None
+    """None where another rank decodes and answers."""
     scheduler: SchedulerConfig
     branches: BranchRanks
     lockstep: Lockstep
@@ -92,7 +93,11 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
         Ranks(world, world).check_same({"the checksum of its weights": transformer.checksum()})
     vae, scheduler = load_vae(directory, backend.device, dtype), read_scheduler(directory)
     _check_latents(transformer, vae, directory)
-    decoder = TiledDecoder(vae, Tiling(), world) if args.vae_tiling else vae
+    decoder: VideoDecoder | None = None
+    if args.vae_tiling:
+        decoder = TiledDecoder(vae, Tiling(), world)
+    elif mesh is None or mesh.answers:
+        decoder = vae
     logger.info(
         "loaded Cosmos3 in %s, tensor-parallel rank %d of %d, branches of guidance %s: %d layers, "
         "operators %s",
@@ -158,7 +163,7 @@ def nodes_of(model: LoadedCosmos3, max_batch_size: int) -> dict[str, NodeSubmodu
     """The nodes by name."""
     parts = (model.transformer, model.backend, model.branches, model.lockstep)
     return {
-        ENCODE_NODE: EncodeNode(model.vae),
+        ENCODE_NODE: EncodeNode(model.vae, model.lockstep),
         TEXT_NODE: TextNode(*parts),
         DENOISE_NODE: DenoiseNode(*parts, max_batch_size),
         DECODE_NODE: DecodeNode(model.decoder, model.lockstep),
