@@ -33,6 +33,10 @@ _SUPPORTED = {
     "lower_order_final": True,
     "thresholding": False,
     "disable_corrector": [],
+    "use_beta_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_dynamic_shifting": False,
+    "shift_terminal": None,
 }
 """What a scheduler's file must say where it says anything of these."""
 
@@ -42,7 +46,8 @@ class SchedulerConfig:
     """What of `scheduler_config.json` decides the noise levels.
 
     `use_karras_sigmas`: from `sigma_max` to `sigma_min`, which are ratios of noise to data, by
-    Karras et al. (2022), without a shift. Otherwise levels are equally spaced and then shifted.
+    Karras et al. (2022), without a shift. Otherwise levels are equally spaced and then shifted;
+    `native`: from a little less than 1, which a pipeline's file says and not the scheduler's.
     """
 
     num_train_timesteps: int = 1000
@@ -50,6 +55,7 @@ class SchedulerConfig:
     sigma_min: float = 0.147
     sigma_max: float = 200.0
     flow_shift: float = 1.0
+    native: bool = False
 
     def __post_init__(self) -> None:
         if self.num_train_timesteps < 1 or not 0 < self.sigma_min <= self.sigma_max:
@@ -62,7 +68,7 @@ class SchedulerConfig:
             raise ConfigurationError(f"flow_shift={self.flow_shift} must be a positive number")
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+    def from_json(cls, stored: Mapping[str, Any], *, native: bool = False) -> Self:
         """From diffusers' file; unknown keys are ignored, another solver is refused by name."""
         for name, wanted in _SUPPORTED.items():
             value = stored.get(name, wanted)
@@ -81,6 +87,7 @@ class SchedulerConfig:
             _number(stored, "sigma_min", default.sigma_min),
             _number(stored, "sigma_max", default.sigma_max),
             _number(stored, "flow_shift", default.flow_shift),
+            native,
         )
 
 
@@ -120,11 +127,11 @@ class FlowSchedule:
         return cls._of(sigmas, config)
 
     @classmethod
-    def of(cls, config: SchedulerConfig, num_steps: int, *, native: bool = False) -> Self:
-        """The schedule that a scheduler's file asks for."""
-        if native:
-            return cls.native(config, num_steps)
-        return (cls.karras if config.use_karras_sigmas else cls.shifted)(config, num_steps)
+    def of(cls, config: SchedulerConfig, num_steps: int) -> Self:
+        """The schedule that a checkpoint asks for."""
+        if config.use_karras_sigmas:
+            return cls.karras(config, num_steps)
+        return (cls.native if config.native else cls.shifted)(config, num_steps)
 
     @classmethod
     def _of(cls, sigmas: NDArray[np.float64], config: SchedulerConfig) -> Self:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from phalanx.errors import CheckpointError, ConfigurationError
-from phalanx.models.cosmos3.building import PAGE_SIZE, LoadedCosmos3, specs_of
+from phalanx.layers.unipc import FlowSchedule
+from phalanx.models.cosmos3.building import PAGE_SIZE, LoadedCosmos3, read_scheduler, specs_of
 from phalanx.models.cosmos3.guidance import BranchRanks, Guidance
 from phalanx.parallel.mesh import Group
 from phalanx.schema.control import Continue, Flush, MemoryTag, Pause, PauseMode, Sleep
 from phalanx.step.resources.kv_cache import KVSpec
 from tests.models.cosmos3.loops import Drive, Loop, args_of, model_of, same
-from tests.models.cosmos3.stored import checkpoint
+from tests.models.cosmos3.stored import checkpoint, tensors
 
 POLICY = Loop("loop_policy")
 
@@ -71,7 +74,7 @@ def test_a_small_pool_has_requests_wait_for_each_other(model):
     ("stored", "named"),
     [
         ({"solver_order": 3}, "scheduler_config.json cannot be used: .*solver_order=3"),
-        ("not json", "scheduler_config.json cannot be used"),
+        ("not json", "scheduler_config.json is not a JSON object"),
         (None, "scheduler_config.json does not exist"),
     ],
 )
@@ -83,6 +86,24 @@ def test_a_scheduler_that_cannot_be_used_is_refused(tmp_path, stored, named):
         path.write_text(stored if isinstance(stored, str) else json.dumps(stored))
     with pytest.raises(CheckpointError, match=named):
         model_of(tmp_path)
+
+
+def test_a_pipeline_of_the_edge_family_begins_below_the_highest_level(tmp_path):
+    """What `model_index.json` asks for, unless the scheduler's own file asks for Karras' levels."""
+    folder = checkpoint(tmp_path)
+    index = folder / "model_index.json"
+    index.write_text(json.dumps({"use_native_flow_schedule": True}))
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    stored = json.loads(scheduler.read_text())
+    assert torch.equal(sigmas_of(folder), tensors("schedules")["karras.4.sigmas"])
+    scheduler.write_text(json.dumps({**stored, "use_karras_sigmas": False, "flow_shift": 5.0}))
+    assert torch.equal(sigmas_of(folder), tensors("schedules")["native5.4.sigmas"])
+    index.unlink()
+    assert torch.equal(sigmas_of(folder), tensors("schedules")["shift5.4.sigmas"])
+
+
+def sigmas_of(folder: Path) -> Tensor:
+    return FlowSchedule.of(read_scheduler(folder), 4).sigmas
 
 
 def test_operations_hold_everything_and_let_it_go_on(model):

@@ -14,14 +14,14 @@ KINDS = {
     "karras": SchedulerConfig(),
     "shift5": SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0),
     "shift10": SchedulerConfig(use_karras_sigmas=False, flow_shift=10.0),
-    "native5": SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0),
+    "native5": SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0, native=True),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_steps", [1, 2, 4, 10, 35])
 def test_schedules_are_equal_to_the_bit(kind, num_steps):
-    made = FlowSchedule.of(KINDS[kind], num_steps, native=kind == "native5")
+    made = FlowSchedule.of(KINDS[kind], num_steps)
     stored = {
         name: tensors("schedules")[f"{kind}.{num_steps}.{name}"] for name in ("sigmas", "timesteps")
     }
@@ -78,6 +78,10 @@ def test_the_stored_scheduler_is_what_is_shipped():
         ({"prediction_type": "epsilon"}, "prediction_type='epsilon'"),
         ({"use_flow_sigmas": False}, "use_flow_sigmas=False"),
         ({"disable_corrector": [1]}, r"disable_corrector=\[1\]"),
+        ({"use_beta_sigmas": True}, "use_beta_sigmas=True; only False"),
+        ({"use_exponential_sigmas": True}, "use_exponential_sigmas=True; only False"),
+        ({"use_dynamic_shifting": True}, "use_dynamic_shifting=True; only False"),
+        ({"shift_terminal": 0.1}, "shift_terminal=0.1; only None"),
         ({"final_sigmas_type": "sigma_min"}, "final_sigmas_type='sigma_min'"),
         ({"flow_shift": 0}, "flow_shift=0.0 must be a positive number"),
         ({"sigma_max": 0.1}, "sigma_min not above sigma_max"),

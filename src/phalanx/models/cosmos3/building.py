@@ -7,9 +7,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
@@ -39,6 +36,7 @@ from phalanx.models.cosmos3.vae.tiling import TiledDecoder, Tiling
 from phalanx.models.cosmos3.validation import limits_of
 from phalanx.parallel.current import current_mesh
 from phalanx.parallel.ranks import Fact, Ranks
+from phalanx.processing.text.files import read_json
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.base import ResourceSpec
@@ -51,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 16
 _SCHEDULER = Path("scheduler") / "scheduler_config.json"
+_PIPELINE = Path("model_index.json")
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,11 @@ def _check_latents(transformer: Cosmos3Transformer, vae: WanVae, directory: Path
 def read_scheduler(directory: Path) -> SchedulerConfig:
     """The noise levels of a checkpoint. Raises `CheckpointError`."""
     path = directory / _SCHEDULER
+    stored = read_json(path, required=True)
+    native = read_json(directory / _PIPELINE, required=False).get("use_native_flow_schedule", False)
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return SchedulerConfig.from_json(stored)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist; give a directory of diffusers with transformer/, vae/ and "
-            "scheduler/"
-        ) from None
-    except (OSError, msgspec.MsgspecError, ConfigurationError) as error:
+        return SchedulerConfig.from_json(stored, native=native is True)
+    except ConfigurationError as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from error
 
 
@@ -213,7 +208,12 @@ def _num_pages(args: Cosmos3Args, branches: BranchRanks) -> int:
 
 def _facts(args: Cosmos3Args, directory: Path) -> Mapping[str, Fact]:
     """What must be equal on all ranks of a replica: whatever decides what a step holds."""
-    files = (Path("transformer") / "config.json", _SCHEDULER, Path("vae") / "config.json")
+    files = (
+        Path("transformer") / "config.json",
+        _SCHEDULER,
+        _PIPELINE,
+        Path("vae") / "config.json",
+    )
     facts: dict[str, Fact] = {
         f"the checksum of {name}": zlib.crc32(path.read_bytes()) if path.is_file() else None
         for name, path in ((name, directory / name) for name in files)
