@@ -33,14 +33,15 @@ LONGEST = (
     "tests/roles/ray_cluster/",
     "tests/project/",
     "tests/examples_rl/test_killed_loop.py",
-    "tests/roles/control/test_whole_job.py",
+    "tests/roles/control/",
+    "tests/engine/test_local_faults.py",
     "tests/engine/workers/test_faults.py",
     "tests/roles/launching/test_manager_on_engines.py",
     "tests/engine/workers/test_leaks.py",
     "tests/roles/model_check/",
     "tests/distill/test_killed_loop.py",
     "tests/distill/test_transfer_queue.py",
-    "tests/server/test_roles_pd.py",
+    "tests/gateway/lerobot/",
     "tests/roles/test_soak.py",
 )
 """What takes longest of `make test-long`. It begins with these: no worker is left alone with one."""

@@ -29,6 +29,8 @@ def main() -> None:
         address="local",
         _node_ip_address="127.0.0.1",
         log_to_driver=False,
+        # Eight workers that would run nothing: the queue has actors, each with a process of its own.
+        _system_config={"prestart_worker_first_driver": False},
     )
     units = {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}
     transfer_queue.init(OmegaConf.create(units))

@@ -16,7 +16,7 @@ from tests.engine.workers.supervised import Recorder, children, supervise
 
 pytestmark = pytest.mark.long
 
-NUM_CYCLES = 200
+NUM_CYCLES = 60
 
 
 def held():

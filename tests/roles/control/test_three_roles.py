@@ -68,10 +68,11 @@ CHANGING = {"id", "created", "e2e_latency"}
 class Started:
     job: WholeJob
     url: str
+    control_url: str
 
-    @property
-    def control_url(self) -> str:
-        return str(self.job.status()["control_url"])
+    @classmethod
+    def when_ready(cls, job: WholeJob) -> Started:
+        return cls(job, job.ready(), job.status()["control_url"])
 
     def operate(self, role: str, what: str, body: Mapping[str, object] | None = None) -> None:
         status, answer = post(f"{self.control_url}/v1/roles/{role}/{what}", body or {})
@@ -122,7 +123,7 @@ def started(tmp_path_factory, model, shim) -> Iterator[Started]:
             patch.setenv(name, value)
         whole = starting(folder, model, shim, ROLLOUT + FROZEN, folder / "cache")
         with whole as job:
-            yield Started(job, job.ready())
+            yield Started.when_ready(job)
     assert job.process.returncode == 0, "".join(job.lines)
     job.wait_until_gone()
 
@@ -142,7 +143,7 @@ def test_i19_what_is_set_for_others_reaches_no_judge_or_teacher(
 ):
     poisoned = {role: words(started.process(role)) for role in MODELS}
     with starting(tmp_path, model, shim, FROZEN, tmp_path / "cache") as job:
-        alone = Started(job, job.ready())
+        alone = Started.when_ready(job)
         for role in ("genrm", "teacher"):
             assert poisoned[role] == words(alone.process(role))
     for role, (line, environment) in poisoned.items():
