@@ -73,11 +73,7 @@ class Job:
         return post(f"{self.gateway}/{role}/generate", ASK)[0]
 
     def states(self, role: str) -> list[str]:
-        (shown,) = [
-            each["document"]
-            for each in self.whole.status()["roles"]
-            if each["document"]["role"] == role
-        ]
+        shown = get(f"{self.control}/v1/roles/{role}")
         return [engine["state"] for engine in shown["models"]["m"]["engines"]]
 
     def trainers_ledger(self) -> Path:
