@@ -1,14 +1,14 @@
 """A trainer's end of a weight group, made as RL frameworks make it, in a process of its own.
 
-Joins as rank 0 and says `joined`; broadcasts the tensors of a file in the order of the names that
-each line of its input has, until that ends.
+Joins as rank 0 and says `joined`; broadcasts the tensors of a file in the order of each list of
+names that it is sent, and says `sent`.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing as mp
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import safetensors.torch
@@ -21,10 +21,9 @@ from torch.distributed.distributed_c10d import (
     rendezvous,
 )
 
-ROOT = Path(__file__).parents[3]
 
-
-def main(address: str, world_size: int, name: str, file: str) -> None:
+def main(end: Connection, address: str, world_size: int, name: str, file: Path) -> None:
+    torch.set_num_threads(1)
     tensors = safetensors.torch.load_file(file)
     timeout = timedelta(seconds=60)
     store, rank, _ = next(rendezvous(f"tcp://{address}", 0, world_size, timeout=timeout))
@@ -39,48 +38,41 @@ def main(address: str, world_size: int, name: str, file: str) -> None:
         timeout=timeout,
     )
     _world.pg_group_ranks[group] = {one: one for one in range(world_size)}
-    print("joined", flush=True)
-    for line in sys.stdin:
-        for one in line.split():
+    end.send("joined")
+    while True:
+        for one in end.recv():
             dist.broadcast(tensors[one].contiguous(), src=0, group=group)
-        print("sent", flush=True)
+        end.send("sent")
 
 
 class Trainer:
     """The process from outside; it ends when `close` is called."""
 
     def __init__(self, address: str, world_size: int, name: str, file: Path) -> None:
-        command = [sys.executable, "-m", "tests.server.rl.trainer_process"]
-        self._process = subprocess.Popen(
-            [*command, address, str(world_size), name, str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        context = mp.get_context("forkserver")
+        # It begins where torch is imported already.
+        context.set_forkserver_preload(["tests.parallel.rank_pool"])
+        self._end, theirs = context.Pipe()
+        arguments = (theirs, address, world_size, name, file)
+        self._process = context.Process(target=main, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
 
     def joined(self) -> None:
         self._expect("joined")
 
     def send(self, names: list[str]) -> None:
         """Begin to broadcast; `sent` waits until that is done."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(" ".join(names) + "\n")
-        self._process.stdin.flush()
+        self._end.send(names)
 
     def sent(self) -> None:
         self._expect("sent")
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
+        self._process.close()
+        self._end.close()
 
     def _expect(self, word: str) -> None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line == word + "\n", line
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        assert self._end.recv() == word
