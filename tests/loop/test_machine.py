@@ -95,7 +95,7 @@ class LoopMachine(RuleBasedStateMachine):
 
 TestLoopMachine = LoopMachine.TestCase
 TestLoopMachine.settings = settings(
-    max_examples=30,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
