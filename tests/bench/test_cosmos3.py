@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from phalanx.bench.results import Report, Sample
 from phalanx.bench.running_system import RunningSystem
 from phalanx.errors import ConfigurationError, MissingDependencyError, RequestFailedError
 
+PEER = Path(__file__).parents[2] / ".venv-diffusers" / "bin" / "python"
 TINY = Geometry(
     hidden_size=32,
     num_hidden_layers=2,
@@ -50,6 +52,18 @@ def test_a_run_measures_each_round_of_a_case(tmp_path, capsys):
     assert report.values("policy_memory", "phalanx")[0] > 50
     assert report.goals == ()
     assert "16 actions and 17 frames" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not PEER.exists(), reason="no diffusers: run `python scripts/peer_env.py diffusers`"
+)
+def test_diffusers_itself_answers_alike(tmp_path):
+    report = run_of(tmp_path, TINY_POLICY, TINY_VIDEO, peers=[(PEERS["diffusers"], PEER)])
+    for case in (POLICY, VIDEO):
+        assert len(report.values(time_key(case), "diffusers")) == 2
+        assert float(report.context[f"latents differ from diffusers's by, {case.label}"]) < 1e-3
+    assert len(report.goals) == 2
 
 
 @pytest.mark.long

@@ -63,6 +63,11 @@ def cosmos3(  # noqa: PLR0913 - one parameter a flag
                 f"--device {device!r}: give cuda or cuda:N of this machine, which has "
                 f"{', '.join(here) or 'no CUDA device'}; without it the CPU is measured"
             )
+        if against or only or quick:
+            raise ConfigurationError(
+                "--device measures one published model by itself; leave out --against, --only and "
+                "--quick"
+            )
         measure_device(on_device(device, repeats), output, settings.cache_dir())
         return
     geometry = Geometry.quick() if quick else Geometry()

@@ -72,7 +72,7 @@ class Diffusers:
         video = found.video.float().numpy()
         return video, found.action[0].float().numpy() if inputs.case.action_rows else no_actions()
 
-    def busiest_s(self) -> dict[int, float]:
+    def processor_s(self) -> dict[int, float]:
         return {0: time.process_time()}
 
     def rate(self) -> float:

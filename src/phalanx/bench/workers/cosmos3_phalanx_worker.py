@@ -58,7 +58,7 @@ class Phalanx:
         answer = self._engine.step(self._request_cls(**values, **self._of_actions(inputs)))
         return answer.video.cpu().numpy(), answer.action[0].cpu().numpy()
 
-    def busiest_s(self) -> dict[int, float]:
+    def processor_s(self) -> dict[int, float]:
         found = {}
         own = psutil.Process(os.getpid())
         for process in (own, *own.children(recursive=True)):

@@ -72,7 +72,7 @@ class World(Protocol):
         """Those of the video, and the actions (rows, raw); empty of a video."""
         ...
 
-    def busiest_s(self) -> dict[int, float]:
+    def processor_s(self) -> dict[int, float]:
         """Processor time that each of its processes has used, by its number."""
         ...
 
@@ -100,11 +100,11 @@ def serve(load: Callable[[Start], World]) -> None:
         return {"video": video.ravel().tolist(), "actions": actions.ravel().tolist()}
 
     def run(world: World, message: Message) -> Message:
-        inputs, before = given(message), world.busiest_s()
+        inputs, before = given(message), world.processor_s()
         began_s = time.perf_counter()
         world.latents(inputs)
         elapsed_s = time.perf_counter() - began_s
-        after = world.busiest_s()
+        after = world.processor_s()
         used = [spent_s - before.get(number, 0.0) for number, spent_s in after.items()]
         return {"elapsed_s": elapsed_s, "busiest_s": max(used)}
 
