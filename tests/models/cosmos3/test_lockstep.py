@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from phalanx.errors import InvalidRequestError, PhalanxDistError
 from phalanx.models.cosmos3.lockstep import Lockstep
+from phalanx.models.cosmos3.row import MediaRequest
 from phalanx.parallel.mesh import Group
+from tests.models.cosmos3.loops import Drive, Loop, model_of
 
 
 class OfTwo:
@@ -53,6 +57,45 @@ def test_what_is_wrong_with_a_request_is_so_on_every_rank():
         ranks.run(wrong)
     ranks.check()
     assert ranks.run(lambda: 3) == 3
+
+
+class Unprepared(MediaRequest):
+    """Breaks before its step."""
+
+    def turn(self):
+        raise RuntimeError("no memory")
+
+
+class Unaccounted(MediaRequest):
+    """Breaks behind its step."""
+
+    def take(self, outputs):
+        raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize("make", [Unprepared, Unaccounted])
+def test_a_request_that_breaks_around_a_step_ends_the_replica(folders, make):
+    model = model_of(folders["silu"])
+    alone, inputs = Drive(model), Loop("loop_policy").inputs()
+    alone.start("row", inputs, make)
+    alone.finish()
+    assert str(alone.ended["row"].error) == "no memory"
+    ranks, _ = lockstep(0)
+    drive = Drive(replace(model, lockstep=ranks))
+    drive.start("row", inputs, make)
+    with pytest.raises(PhalanxDistError, match="leaves the others waiting for it: no memory"):
+        drive.finish()
+
+
+def test_nobody_is_computed_beside_a_request_that_broke(folders):
+    """The other ranks compute both, and would exchange more with this one than it has."""
+    ranks, collectives = lockstep(0)
+    drive = Drive(replace(model_of(folders["silu"]), lockstep=ranks))
+    drive.start("broken", Loop("loop_policy").inputs(), Unprepared)
+    drive.start("other", Loop("loop_policy").inputs())
+    with pytest.raises(PhalanxDistError, match="no memory"):
+        drive.finish()
+    assert collectives.num_calls == drive.nodes["denoise"].num_forwards == 0
 
 
 def test_one_rank_alone_goes_on():

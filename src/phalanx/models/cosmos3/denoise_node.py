@@ -75,7 +75,7 @@ class DenoiseNode(MediaNode):
         self._attention = attention
 
     def prepare_inputs(self, walk: str, row: StepRow) -> DenoiseTurn:
-        return request_of(row).turn()
+        return self._lockstep.run(request_of(row).turn)
 
     def declare_step(
         self, walk: str, rows: Sequence[StepRow], inputs: Sequence[DenoiseTurn]

@@ -36,11 +36,17 @@ class Lockstep:
             raise self.failure
         made = attempt(compute)
         if made.error is not None:
-            if not isinstance(made.error, (InvalidRequestError, RequestFailedError)):
-                self.failure = made.error
+            self.note(made.error)
             raise made.error
         assert made.value is not None
         return made.value
+
+    def note(self, error: Exception) -> None:
+        """Take what a request ended in. What is wrong with the request is so on every rank."""
+        if self._world is None or isinstance(error, (InvalidRequestError, RequestFailedError)):
+            return
+        if self.failure is None:
+            self.failure = error
 
     def check(self) -> None:
         """Raise `PhalanxDistError` where this rank cannot go on with the others."""

@@ -23,7 +23,7 @@ from phalanx.schema.control import (
     Sleep,
     Wake,
 )
-from phalanx.schema.events import Event, Final
+from phalanx.schema.events import Event, Failed, Final
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.engine import StepEngine
@@ -82,8 +82,12 @@ class Cosmos3Service:
 
     def tick(self) -> list[Event]:
         """Run one step. Raises `PhalanxDistError` where this rank cannot go on with the others."""
+        lockstep = self._parts.lockstep
         events = [self._answered(event) for event in self._loop.tick()]
-        self._parts.lockstep.check()
+        for event in events:
+            if isinstance(event, Failed):
+                lockstep.note(event.error)
+        lockstep.check()
         return events
 
     def control(self, op: ControlOp) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from phalanx.device.base import DeviceBackend
 from phalanx.models.cosmos3.guidance import BOTH, BranchRanks
@@ -58,8 +58,8 @@ def request_of(row: StepRow) -> MediaRequest:
 class _Texts:
     """Of all rows, branch by branch; None where this rank has nothing to read."""
 
-    token_ids: Tensor
-    positions: Tensor
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 class TextNode(MediaNode):
@@ -122,8 +122,7 @@ class TextNode(MediaNode):
             positions += range(start, start + row.span)
             self.num_read += row.span
             self.num_found += start
-        tensors = (np.array(numbers, dtype=np.int64) for numbers in (token_ids, positions))
-        return _Texts(*map(self._backend.upload, tensors))
+        return _Texts(np.array(token_ids, dtype=np.int64), np.array(positions, dtype=np.int64))
 
     def forward(self, prepared: _Texts | None) -> NodeOutputs:
         return self._lockstep.run(partial(self._read, prepared))
@@ -133,7 +132,8 @@ class TextNode(MediaNode):
             self._attention.select(BOTH)
             if self._within is not None:
                 self._within.select(BOTH)
-            self._transformer.read(texts.token_ids, texts.positions, self._attention, self._within)
+            token_ids, positions = map(self._backend.upload, (texts.token_ids, texts.positions))
+            self._transformer.read(token_ids, positions, self._attention, self._within)
         return NodeOutputs()
 
     def _segments(
