@@ -71,7 +71,6 @@ class Trainer:
     def close(self) -> None:
         self._process.kill()
         self._process.join()
-        self._process.close()
         self._end.close()
 
     def _expect(self, word: str) -> None:
