@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from phalanx.models.cosmos3.request import DenoiseProgress
 from phalanx.schema.control import Continue, Flush, Pause, PauseMode
 from phalanx.server import WorkerSupervisorConfig
 from tests.engine.ports import free_base_port
+from tests.models.cosmos3.external_rank import OUTPUT_RANK
 from tests.models.cosmos3.failing import FailingPolicy
 from tests.models.cosmos3.in_each_rank import topology
 from tests.models.cosmos3.loops import TOLERANCE, Loop, largest
@@ -26,6 +30,7 @@ Engine.register(Cosmos3)
 Engine.register(Cosmos3Policy)
 Engine.register(FailingPolicy)
 POLICY = Loop("loop_policy")
+ROOT = Path(__file__).parents[3]
 
 
 def engine(
@@ -103,6 +108,21 @@ def test_r43_the_output_rank_decodes_what_it_answers(folders, output_rank):
     with engine("cosmos3", args, 1, 2, output_rank=output_rank) as served:
         answer = served.step(video_request())
     assert answer.video.shape == (1, 3, 9, 48, 64)
+
+
+@pytest.mark.long
+def test_r91_r36_a_launchers_ranks_are_one_replica(folders, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "tests.models.cosmos3.external_rank"]
+    done = subprocess.run(
+        [*command, str(folders["silu"]), str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    found = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    assert found[1 - OUTPUT_RANK] is None
+    action, pixels = found[OUTPUT_RANK]
+    assert largest(action[0] - POLICY.io["out.action"]) < TOLERANCE
+    assert pixels.shape == (1, 3, 9, 48, 64)
 
 
 @pytest.mark.long

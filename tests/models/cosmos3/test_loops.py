@@ -60,6 +60,14 @@ def test_r19_every_tensor_of_every_stored_loop(model, name):
     assert torch.equal(row.inputs.schedule.timesteps, loop.io["timesteps"])
 
 
+def test_what_is_computed_twice_is_equal_to_the_bit(model):
+    """By two services, each of several requests together."""
+    inputs = [Loop(name).inputs() for name in LOOPS]
+    first, second = (Drive(model, max_batch_size=8, max_tokens=256).run(*inputs) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(part, final(other)[name]) for name, part in final(one).items())
+
+
 def test_requests_of_all_kinds_share_their_steps_and_each_is_as_alone(model):
     """Of other sizes, step counts, schedules and guidance; some with sound, some with actions."""
     inputs = [Loop(name).inputs() for name in LOOPS]
