@@ -206,3 +206,10 @@ def test_tensors_that_are_missing_are_never_left_out(tmp_path):
     operators = create_operators("off", "cpu", torch.float32)
     with pytest.raises(CheckpointError, match="missing proj_in.bias"):
         load_transformer(directory, operators, CPU, torch.float32, Ranks.alone(CPU), strict=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
+def test_no_file_stays_mapped_once_its_matrices_are_packed(tmp_path):
+    transformer = loaded(checkpoint(tmp_path))
+    assert transformer.config.num_hidden_layers == 3
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -53,7 +53,10 @@ def load_weights(
     with Checkpoint(weight_files(folder, STEM)) as checkpoint:
         names = TensorNames(folder, "Cosmos3", is_left_out)
         for target, read in checkpoint.fitting(targets, names):
-            target.place(read(), device)
+            lent = target.place(read(), device)
+            if lent and target.slot.linear is None:
+                # Matrices are packed; whatever else still referred to a file would keep it mapped.
+                target.slot.own()
     if left_out:
         shown = ", ".join(sorted(left_out)[:3])
         logger.warning("%s: %d tensors are not loaded: %s, ...", folder, len(left_out), shown)
