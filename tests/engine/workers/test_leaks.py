@@ -27,8 +27,10 @@ def held():
         "children": children(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "descriptors": sorted(os.listdir("/proc/self/fd")),
-        # Stand-ins have no torch, whose files come and go with other processes.
-        "shared memory": sorted(n for n in os.listdir("/dev/shm") if not n.startswith("torch_")),
+        # Stand-ins have no torch and no OpenMP, whose files come and go with other processes.
+        "shared memory": sorted(
+            name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "__KMP_"))
+        ),
         "mappings": mapped,
     }
 
