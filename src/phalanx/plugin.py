@@ -173,6 +173,15 @@ class _Plugin(ABC):
                 f"{'; '.join(reasons)}. Domains that it declares: {declared}"
             )
 
+    @classmethod  # noqa: B027 - optional
+    def validate_args(cls, args: Any, parallel: ParallelConfig) -> None:
+        """Refuse arguments that cannot be run in a topology that `validate_parallel` has accepted;
+        called before any process is started.
+
+        No weights are read. The checkpoint need not be on this machine. Raises `ConfigurationError`
+        or `CheckpointError`.
+        """
+
     @classmethod
     def serving(cls, args: Any) -> ServingAdapter | None:
         """The adapter for text protocols, or None for a plugin that is served by `/infer` only."""

@@ -67,6 +67,7 @@ def plan(config: ServeConfig, source: str, *, prepare: bool) -> ServePlan:
         if prepare:
             values[CHECKPOINT_KEY] = str(prepared_checkpoint(model))
     args: EntryArgs = build_plugin_args(plugin.args_cls, values, source)
+    plugin.validate_args(args, engine_config.parallel)
     on_disk = prepare or not isinstance(model, str) or Path(model).is_dir()
     serving = plugin.serving(args) if on_disk else None
     policy = create_policy(plugin, args, config.adapter, source) if on_disk else None

@@ -76,6 +76,7 @@ class Engine(Training):
         self._config = args.config if args.config is not None else EngineConfig.from_env()
         self._deployment = checked_deployment(deployment)
         self._plugin.validate_parallel(self._config.parallel)
+        self._plugin.validate_args(args.plugin_args, self._config.parallel)
         world = self._config.parallel.infer_replica_world_size()
         self._mode = choose_mode(self._deployment, world, settings.launcher())
         self._clock = clock if clock is not None else SystemClock()

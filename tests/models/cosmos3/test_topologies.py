@@ -88,6 +88,33 @@ def test_r19_everything_else_is_refused_in_words(plugin, parallel, named):
     assert repr(plugin.name) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "values", "named"),
+    [
+        (topology(4, 1), {}, "tensor-parallel size of 4 .* num_key_value_heads=2; allowed: 1, 2"),
+        (topology(8, 2), {}, "tensor-parallel size of 8 .* allowed: 1, 2"),
+        (ParallelConfig(dense=DenseParallelConfig(4)), {}, "tensor-parallel size of 4"),
+        (
+            topology(1, 2),
+            {"max_batch_size": 4, "max_text_tokens": 8, "pool_tokens": 63},
+            "pool_tokens=63 with cfg_size=2: .*at least 64",
+        ),
+    ],
+)
+def test_r19_what_this_checkpoint_cannot_do_is_refused_before_a_process_starts(
+    folders, parallel, values, named
+):
+    before = children()
+    args = Cosmos3.args_cls(folders["silu"], **values)
+    config = EngineConfig(DeviceConfig("cpu", "float32"), parallel=parallel)
+    Engine.register(Cosmos3)
+    with pytest.raises(ConfigurationError, match=named):
+        Engine(EngineArgs("cosmos3", args, config), deployment=DeploymentConfig.local())
+    assert children() == before
+    Cosmos3.validate_args(args, topology(2, 1))
+    Cosmos3.validate_args(Cosmos3.args_cls("elsewhere"), parallel)
+
+
 def test_r16_nothing_is_started_for_a_topology_that_is_refused():
     before = children()
     args = Cosmos3.args_cls("nowhere")

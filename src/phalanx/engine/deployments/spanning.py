@@ -122,6 +122,7 @@ class NodeFollower:
         self._process = checked_deployment(deployment).supervision
         check_spanning(plugin)
         plugin.validate_parallel(config.parallel)
+        plugin.validate_args(args.plugin_args, config.parallel)
         visible = visible_devices(config.device.target)
         plan = DeploymentPlan.for_machine(deployment, config.parallel, visible)
         configs = WorkerConfigs(plugin, args.plugin_args, config, plan, self._process.master_addr)

@@ -60,6 +60,19 @@ class Cosmos3Args(EntryArgs):
                 f"prompt and a negative prompt of up to max_text_tokens={self.max_text_tokens}"
             )
 
+    def check_branches(self, cfg_size: int) -> None:
+        """Refuse a pool that is too small for ranks with different branches of guidance.
+
+        What each finds in its cache may differ, so there must be room for all that can run: nobody
+        waits on one rank and not on the other. Raises `ConfigurationError`.
+        """
+        least = self.max_batch_size * self.max_text_tokens * cfg_size
+        if cfg_size > 1 and self.num_pool_tokens < least:
+            raise ConfigurationError(
+                f"pool_tokens={self.num_pool_tokens} with cfg_size={cfg_size}: the ranks need room "
+                f"for the texts of max_batch_size={self.max_batch_size} requests, at least {least}"
+            )
+
     @property
     def num_pool_tokens(self) -> int:
         """`pool_tokens`, decided."""

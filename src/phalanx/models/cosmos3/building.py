@@ -188,21 +188,12 @@ def specs_of(model: LoadedCosmos3, args: Cosmos3Args) -> Iterator[ResourceSpec]:
 
 
 def _num_pages(args: Cosmos3Args, branches: BranchRanks) -> int:
-    """Pages for this rank's branches of `pool_tokens`.
-
-    Where ranks hold different branches, and so may find different things in their caches, there is
-    room for all that can run: nobody waits on one rank and not on the other.
-    """
+    """Pages for this rank's branches of `pool_tokens`."""
     per_text = -(-args.max_text_tokens // PAGE_SIZE)
     if branches.group is None:
         return max(-(-args.num_pool_tokens // PAGE_SIZE), branches.num_branches * per_text)
-    wanted = args.max_batch_size * args.max_text_tokens * branches.group.size
-    if args.num_pool_tokens < wanted:
-        raise ConfigurationError(
-            f"pool_tokens={args.num_pool_tokens} with cfg_size={branches.group.size}: the ranks need "
-            f"room for the texts of max_batch_size={args.max_batch_size} requests, at least {wanted}"
-        )
-    extra = (args.num_pool_tokens - wanted) // branches.group.size
+    args.check_branches(branches.group.size)
+    extra = args.num_pool_tokens // branches.group.size - args.max_batch_size * args.max_text_tokens
     return args.max_batch_size * per_text + -(-extra // PAGE_SIZE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from phalanx.errors import ConfigurationError
@@ -11,6 +12,7 @@ from phalanx.models.cosmos3.action_validation import check_action_request
 from phalanx.models.cosmos3.answers import action_answer, video_answer
 from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
 from phalanx.models.cosmos3.building import build_service, load_model
+from phalanx.models.cosmos3.checkpoint import FOLDER, read_config
 from phalanx.models.cosmos3.request import (
     Cosmos3Action,
     Cosmos3ActionRequest,
@@ -68,6 +70,17 @@ class Cosmos3Entry(BatchingEntry):
                 f"plugin {cls.name!r} cannot run dense.tp_size={dense} with attention.tp_size="
                 f"{attention}; set both to the same of {', '.join(map(str, TP_SIZES))}"
             )
+
+    @classmethod
+    def validate_args(cls, args: Cosmos3Args, parallel: ParallelConfig) -> None:
+        """Refuses ranks that the checkpoint does not divide by, where it is on this machine, and
+        texts that the ranks of guidance have no room for.
+        """
+        args.check_branches(parallel.outer.cfg_size)
+        directory = Path(args.checkpoint_dir)
+        if (directory / FOLDER).is_dir():
+            resolved = parallel.resolve(parallel.infer_replica_world_size())
+            read_config(directory).check_tensor_parallel(resolved.tp_size("dense"))
 
     @abstractmethod
     def load(self, args: Cosmos3Args) -> Cosmos3Service:
