@@ -160,7 +160,7 @@ def test_a_rank_that_loses_the_others_computes_nothing_more(tiny_dir):
         drive = Drive(load(tiny_dir))
         for rid in ("0", "1", "2"):
             drive.start(rid, greedy())
-        with pytest.raises(PhalanxDistError, match="leaves the others waiting for it: a rank has"):
+        with pytest.raises(PhalanxDistError, match="a rank has"):
             for _ in range(20):
                 drive.tick()
         assert silent.num_calls == num_calls + 3

@@ -5,24 +5,22 @@ Over several ranks each computes its part of every step. Tokens come out equal o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.device.base import DeviceBackend
-from phalanx.errors import InvalidRequestError, RequestFailedError
 from phalanx.models.causal_lm.decode_captures import DecodeCaptures, DecodeKey
 from phalanx.models.causal_lm.decoder import Decoder, Hidden
 from phalanx.models.causal_lm.row_input import RowInput, threaded, token_ids
 from phalanx.models.causal_lm.scoring import BLOCK_ROWS, Chosen, Scores, joined, score
 from phalanx.models.causal_lm.sequence import Sequence as TokenSequence
 from phalanx.schema.generate import LogprobOptions
-from phalanx.step.attempt import attempt
 from phalanx.step.declaration import Segment, SubmoduleStep
 from phalanx.step.graphs.capture_config import CaptureConfig
 from phalanx.step.outputs import Column, HostRow, NodeOutputs
@@ -32,8 +30,7 @@ from phalanx.step.resources.kv_cache import KVStep
 from phalanx.step.resources.positions import PositionStep
 from phalanx.step.resources.sampler import Sampler, SamplerStep
 from phalanx.step.submodule import EngineInputs, NodeSubmodule, StepRow
-
-T = TypeVar("T")
+from phalanx.step.together import Together
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ class DecoderNode(NodeSubmodule):
         super().__init__()
         self._captures = captures
         self.decoder = decoder
-        self.failure: Exception | None = None
-        """Why this rank cannot go on with the others."""
+        self.together = Together(decoder.ranks.size)
         self._ranks = decoder.ranks
         self._alone = decoder.ranks.size == 1
         self._backend = backend
@@ -141,7 +137,7 @@ class DecoderNode(NodeSubmodule):
         self, engine: EngineInputs, inputs: Sequence[Any]
     ) -> _Prepared | Mapping[str, Tensor]:
         if not self._alone:
-            return self._together(partial(self._prepared, engine, inputs))
+            return self.together.run(partial(self._prepared, engine, inputs))
         prepared = self._prepared(engine, inputs)
         if engine.lease is None:
             return prepared
@@ -152,7 +148,7 @@ class DecoderNode(NodeSubmodule):
             return self._captured(prepared)
         if self._alone:
             return self._computed(prepared)
-        return self._together(partial(self._computed, prepared))
+        return self.together.run(partial(self._computed, prepared))
 
     def _captured(self, inputs: Mapping[str, Tensor]) -> NodeOutputs:
         """One token of every row of a captured shape."""
@@ -163,22 +159,6 @@ class DecoderNode(NodeSubmodule):
     def check_stop(self, row: StepRow, outputs: HostRow) -> frozenset[str]:
         sequence: TokenSequence = row.info.state
         return frozenset({"generate"}) if sequence.accept(outputs) else frozenset()
-
-    def _together(self, call: Callable[[], T]) -> T:
-        """Do this rank's part of a step that all ranks compute.
-
-        What breaks it may have broken it here alone, while the others wait for this rank: nothing
-        more is computed then. What is wrong with a request is so on every rank.
-        """
-        if self.failure is not None:
-            raise self.failure
-        made = attempt(call)
-        if made.error is not None:
-            if not isinstance(made.error, (InvalidRequestError, RequestFailedError)):
-                self.failure = made.error
-            raise made.error
-        assert made.value is not None
-        return made.value
 
     def _prepared(self, engine: EngineInputs, inputs: Sequence[Any]) -> _Prepared:
         sampling: list[tuple[str, TokenSequence]] = []

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from phalanx.errors import PhalanxDistError
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.completions import Completions, combined
 from phalanx.models.causal_lm.grammar import GrammarSource
@@ -136,11 +135,7 @@ class CausalLMService:
                 self._note(event)
                 events.extend(self._completions.reported(event))
         self._completions.end_tick()
-        failure = self._node.failure
-        if failure is not None:
-            raise PhalanxDistError(
-                f"a step failed on this rank, which leaves the others waiting for it: {failure}"
-            ) from failure
+        self._node.together.check()
         return events
 
     def control(self, op: ControlOp) -> bool:

@@ -1,61 +1,24 @@
-"""What keeps the ranks of a replica together, or ends them together."""
+"""What keeps the ranks of a replica together: they begin alike, or end together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from phalanx.errors import InvalidRequestError, PhalanxDistError, RequestFailedError
+from phalanx.errors import PhalanxDistError
 from phalanx.parallel.mesh import Group
 from phalanx.parallel.ops import all_gather
-from phalanx.step.attempt import attempt
-
-T = TypeVar("T")
+from phalanx.step.together import Together
 
 
-class Lockstep:
-    """The ranks of a replica; `world` None for one rank alone.
-
-    What breaks a step may have broken it on this rank only, while the others wait for it in a
-    collective: this rank then computes nothing more, and its service ends the replica.
-    """
+class Lockstep(Together):
+    """The ranks of a replica; `world` None for one rank alone."""
 
     def __init__(self, world: Group | None) -> None:
+        super().__init__(1 if world is None else world.size)
         self._world = world
-        self.failure: Exception | None = None
-        """Why this rank cannot go on with the others."""
-
-    def run(self, compute: Callable[[], T]) -> T:
-        """Compute a step's part that other ranks take part in."""
-        if self._world is None:
-            return compute()
-        if self.failure is not None:
-            raise self.failure
-        made = attempt(compute)
-        if made.error is not None:
-            self.note(made.error)
-            raise made.error
-        assert made.value is not None
-        return made.value
-
-    def note(self, error: Exception) -> None:
-        """Take what a request ended in. What is wrong with the request is so on every rank."""
-        if self._world is None or isinstance(error, (InvalidRequestError, RequestFailedError)):
-            return
-        if self.failure is None:
-            self.failure = error
-
-    def check(self) -> None:
-        """Raise `PhalanxDistError` where this rank cannot go on with the others."""
-        if isinstance(self.failure, PhalanxDistError):
-            raise self.failure
-        if self.failure is not None:
-            raise PhalanxDistError(
-                f"a step failed on this rank, which leaves the others waiting for it: {self.failure}"
-            ) from self.failure
 
     def require_same(self, rids: Sequence[str], latents: Sequence[Sequence[Tensor]]) -> None:
         """Refuse to begin requests whose `latents`, float32, differ between ranks.
