@@ -28,6 +28,8 @@ DOMAINS = {
     "galbot": Domain(9, 30),
     "robomind-franka-dual": Domain(12, 20),
     "robomind-ur": Domain(13, 10),
-    "agibot": Domain(15, 29),
+    "agibotworld": Domain(15, 29),
+    "agibot_gear_gripper": Domain(15, 29),
+    "agibot_gear_gripper_ext": Domain(15, 29),
     "fractal": Domain(20, 10),
 }
