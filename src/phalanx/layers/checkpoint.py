@@ -60,8 +60,13 @@ class Checkpoint:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def fitting(self, targets: Mapping[str, Target], names: TensorNames) -> list[Given]:
+    def fitting(
+        self, targets: Mapping[str, Target], names: TensorNames, *, once: bool = False
+    ) -> list[Given]:
         """Where each tensor goes, and how to read it.
+
+        With `once` each is read once, in order: a file is closed behind its last one, so that it does
+        not stay mapped while others are read.
 
         Raises `CheckpointError` naming missing, unexpected and misshapen tensors before anything is
         read.
@@ -95,7 +100,24 @@ class Checkpoint:
                 f"({names.family}): missing {_listed(missing)}; "
                 f"unexpected {_listed(unexpected)}; misshapen {_listed(misshapen)}"
             )
-        return [(targets[name], partial(file.get_tensor, name)) for name, file in fitting]
+        last = {id(file): at for at, (_, file) in enumerate(fitting)} if once else {}
+        return [
+            (
+                targets[name],
+                partial(_read_last if last.get(id(file)) == at else _read, file, name),
+            )
+            for at, (name, file) in enumerate(fitting)
+        ]
+
+
+def _read(file: safe_open, name: str) -> Tensor:
+    tensor: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _read_last(file: safe_open, name: str) -> Tensor:
+    with file:
+        return _read(file, name)
 
 
 def _missing(

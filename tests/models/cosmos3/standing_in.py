@@ -136,7 +136,6 @@ def loaded(
     ranks = ranks or Ranks.alone(CPU)
     transformer = Cosmos3Transformer(read_config(directory), operators, dtype, ranks)
     load_weights(transformer, directory, CPU)
-    transformer.pack()
     return transformer
 
 

@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from phalanx.device.operators import create_operators
 from phalanx.errors import CheckpointError
+from phalanx.layers.checkpoint import Checkpoint, TensorNames
+from phalanx.layers.linear import Linear
+from phalanx.layers.weight_slots import replicated
 from phalanx.models.cosmos3.checkpoint import STEM
 from phalanx.models.cosmos3.loading import load_transformer
 from phalanx.parallel.ranks import Ranks
@@ -211,5 +214,24 @@ def test_tensors_that_are_missing_are_never_left_out(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
 def test_no_file_stays_mapped_once_its_matrices_are_packed(tmp_path):
     transformer = loaded(checkpoint(tmp_path))
-    assert transformer.config.num_hidden_layers == 3
+    assert all(one.weight.is_meta for one in transformer.modules() if isinstance(one, Linear))
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
+@pytest.mark.parametrize("once", [True, False])
+def test_a_file_is_closed_behind_its_last_tensor_where_each_is_read_once(tmp_path, once):
+    files = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for number, file in enumerate(files):
+        save_file({f"{number}.{part}": torch.ones(2, 3) for part in "ab"}, file)
+    owners = [torch.nn.Linear(3, 2, bias=False) for _ in range(4)]
+    names = ("0.a", "0.b", "1.a", "1.b")
+    targets = {name: replicated(owner, "weight") for name, owner in zip(names, owners, strict=True)}
+    mapped = []
+    with Checkpoint(files) as opened:
+        for _, read in opened.fitting(targets, TensorNames(tmp_path, "any"), once=once):
+            assert read().sum() == 6
+            maps = Path("/proc/self/maps").read_text()
+            mapped.append([str(file) in maps for file in files])
+    assert mapped[1] == [not once, mapped[0][1]]
+    assert mapped[3] == [not once, not once]

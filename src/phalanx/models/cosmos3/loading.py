@@ -31,6 +31,5 @@ def load_transformer(
     transformer = Cosmos3Transformer(read_config(directory), operators, dtype, ranks)
     load_weights(transformer, directory, device, strict=strict)
     transformer.rotary.to(device)
-    transformer.pack()
     give_back_freed_memory()  # what they were read and packed from
     return transformer

@@ -127,12 +127,7 @@ class Cosmos3Transformer(nn.Module):
                 total += int(bits.sum(dtype=torch.int64))
         return total
 
-    def pack(self) -> int:
-        """Give every linear layer its fastest form, one after another; returns their bytes."""
+    def pack_matrix(self, linear: Linear) -> None:
+        """Give a layer whose weight is whole its fastest form."""
         self.media.time.forget()
-        total = 0
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(operators=self._operators)
-                total += module.packed_bytes
-        return total
+        linear.pack(operators=self._operators)
