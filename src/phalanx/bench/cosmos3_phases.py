@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from phalanx.bench.cosmos3_cases import Case
 from phalanx.bench.results import Measure
@@ -14,8 +15,11 @@ from phalanx.bench.running_system import RunningSystem
 from phalanx.bench.turns import Asks
 from phalanx.errors import RequestFailedError
 
-AGREEMENT = {"float32": 2e-3, "bfloat16": 0.5}
-"""How far latents, which are about 1, may be from another system's."""
+AGREEMENT = {"float32": 1e-3, "bfloat16": 0.15}
+"""How far latents may be from another system's, as a part of their size; both in the mean square."""
+
+
+_Numbers = npt.NDArray[np.float64]
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -76,18 +80,25 @@ def compared(case: Case, dtype: str, running: Sequence[RunningSystem]) -> dict[s
     first, *others = (_latents(one.worker, case) for one in running)
     differences: dict[str, str] = {}
     for one, found in zip(running[1:], others, strict=True):
-        difference = float(np.abs(found - first).max())
-        if not difference <= AGREEMENT[dtype]:
+        largest, part = _difference(first, found)
+        if not part <= AGREEMENT[dtype]:
             raise RequestFailedError(
-                f"{case.label}: latents of {one.name} differ from {running[0].name}'s by "
-                f"{difference:.1e}, more than {AGREEMENT[dtype]}; they do not compute the same"
+                f"{case.label}: latents of {one.name} differ from {running[0].name}'s by {part:.1e} "
+                f"of their size, more than {AGREEMENT[dtype]}; they do not compute the same"
             )
         words = f"latents differ from {one.name}'s by, {case.label}"
-        differences[words] = f"{difference:.1e}"
+        differences[words] = f"{largest:.1e} at most, {part:.1e} of their size"
     return differences
 
 
-def _latents(worker: Asks, case: Case) -> np.typing.NDArray[np.float64]:
+def _difference(first: _Numbers, other: _Numbers) -> tuple[float, float]:
+    """The largest, and that of the mean square as a part of the mean square."""
+    apart = np.abs(other - first)
+    part = np.sqrt(np.mean(apart**2) / np.mean(first**2))
+    return float(apart.max()), float(part)
+
+
+def _latents(worker: Asks, case: Case) -> _Numbers:
     answer = worker.ask("latents", case=case.message(), seed=0)
     found = msgspec.convert(answer, _Latents)
     return np.array(found.video + found.actions)
