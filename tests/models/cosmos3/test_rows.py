@@ -13,7 +13,7 @@ from phalanx.models.cosmos3.noise import NoiseSource
 from phalanx.models.cosmos3.row import MediaRequest
 from phalanx.models.cosmos3.row_maker import RowMaker
 from tests.models.cosmos3.requests import action_request, video_request
-from tests.models.cosmos3.stored import document
+from tests.models.cosmos3.stored import document, tensors
 
 CPU = torch.device("cpu")
 LATENTS = torch.full((1, 6, 3, 3, 4), 0.5)
@@ -133,3 +133,10 @@ def test_a_shift_of_the_request_goes_before_the_checkpoints_schedule(maker):
     config = SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0)
     assert torch.equal(shipped.schedule.sigmas, FlowSchedule.karras(SchedulerConfig(), 4).sigmas)
     assert torch.equal(shifted.schedule.sigmas, FlowSchedule.shifted(config, 4).sigmas)
+
+
+def test_a_shift_of_the_request_leaves_a_native_schedule_native():
+    config = Cosmos3Config.from_json(document("silu/config"))
+    maker = RowMaker(config, SchedulerConfig(use_karras_sigmas=False, native=True), CPU)
+    made = maker.make(video_request(flow_shift=5.0))
+    assert torch.equal(made.schedule.sigmas, tensors("schedules")["native5.4.sigmas"])
