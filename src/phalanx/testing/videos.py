@@ -15,7 +15,7 @@ from phalanx.schema.events import Delta, Event, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.schema.videos import DenoiseProgress, VideoFile, VideoFormat, VideoPrompt
 
-MAX_STEPS = 1000
+MAX_STEPS = 1_000_000_000
 DEFAULT_STEPS = 4
 
 
