@@ -30,6 +30,8 @@ _CRASHES = (FaultKind.CRASH, FaultKind.CRASH_WHEN_BUSY, FaultKind.CRASH_UNMATCHE
 _IN_ANSWERS = (FaultKind.SLOW_DRAIN, FaultKind.CUT)
 _CHUNK_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 20
+_TURNS_TO_ACCEPT = 5
+"""Turns of the loop from a connection's arrival until it is served."""
 
 
 class Call(msgspec.Struct, kw_only=True):
@@ -129,6 +131,12 @@ class FaultServer:
 
     async def close(self) -> None:
         self._on_crash = None
+        if self._server is not None:
+            # One that is being accepted while its server closes would never be closed by asyncio.
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            for _ in range(_TURNS_TO_ACCEPT):
+                await asyncio.sleep(0)
         self.crash()
         await asyncio.gather(*self._serving, return_exceptions=True)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -363,3 +366,22 @@ def test_it_is_a_command():
                     assert (await client.post(f"{url}/x")).status_code == 502
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_arrives_as_it_closes_is_closed_too(turns):
+    async def scenario():
+        server = FaultServer("http://127.0.0.1:9")
+        await server.revive()
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port)) as caller:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
+            caller.setblocking(False)
+            try:
+                assert caller.recv(1) == b""
+            except ConnectionResetError:
+                pass
+
+    asyncio.run(scenario(), debug=True)
+    gc.collect()  # what is left open is an error then
