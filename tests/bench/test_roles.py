@@ -21,6 +21,7 @@ from phalanx.bench.roles_measuring import (
 )
 from phalanx.cli.main import main
 from phalanx.testing.tiny_llama import write_tiny_llama
+from tests.caches import own_cache
 from tests.roles.control.whole_job import PHALANX, WholeJob, environment
 
 
@@ -31,8 +32,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Of its own, which tells the processes of a run; operators are built for it once."""
-    return tmp_path_factory.mktemp("cache")
+    """Of its own, which tells the processes of a run."""
+    return own_cache(tmp_path_factory.mktemp("cache"))
 
 
 def test_the_command_is_known(capsys):

@@ -13,6 +13,8 @@ import pytest
 import rl_demo
 from rl.comparing import records
 
+from tests.caches import own_cache
+
 DEMO = Path(__file__).parents[2] / "examples" / "rl_demo.py"
 SHORT = ("--tiny", "--samples", "1", "--tokens", "4")
 
@@ -20,7 +22,7 @@ SHORT = ("--tiny", "--samples", "1", "--tokens", "4")
 def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PHALANX_CACHE_DIR": str(folder / "cache"),
+        "PHALANX_CACHE_DIR": str(own_cache(folder / "cache")),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "120",
     }

@@ -11,6 +11,7 @@ import pytest
 from phalanx.client import PolicyClient
 from phalanx.schema.observation import Observation
 from phalanx.wire.msgpack_numpy import pack, unpack
+from tests.caches import own_cache
 from tests.models.cosmos3.served import EXAMPLES, PLAIN, behind_a_gateway, process
 from tests.server.policy.openpi_client import OpenpiConnection
 
@@ -22,7 +23,7 @@ ROUNDING = 1e-4
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return own_cache(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

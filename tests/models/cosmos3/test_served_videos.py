@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.caches import own_cache
 from tests.models.cosmos3.served import EXAMPLES, PLAIN, behind_a_gateway, process
 
 PATH = "/v1/videos/generations"
@@ -18,7 +19,7 @@ PATH = "/v1/videos/generations"
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return own_cache(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
