@@ -54,6 +54,7 @@ test-long: setup
 	$(BIN)/python scripts/peer_env.py openpi
 	$(BIN)/python scripts/peer_env.py transferqueue
 	$(BIN)/python scripts/peer_env.py trl
+	$(BIN)/python scripts/peer_env.py diffusers
 	@# Status 3: there is no interpreter for it here, which it says; its tests are skipped.
 	$(BIN)/python scripts/peer_env.py lerobot04 || [ $$? -eq 3 ]
 	$(BIN)/python scripts/peer_env.py lerobot06 || [ $$? -eq 3 ]
