@@ -38,6 +38,8 @@ async def update(pool: ModelPool, target: WeightTarget) -> None:
             return
         except EngineCallError as error:
             failed[replica] = error
+            if replica.weights != held[replica]:
+                _take_out(pool, {replica: error})
 
     await all_to_their_ends(bring(replica) for replica in held)
     alive = [replica for replica in held if replica.is_alive]
@@ -45,10 +47,9 @@ async def update(pool: ModelPool, target: WeightTarget) -> None:
         pool.weights.target = before
         text = "; ".join(str(error) for error in failed.values())
         raise RoleOperationFailedError(f"nothing has changed: {text}")
-    failures = [
-        *_take_out(pool, failed),
-        *await _serve(pool, [replica for replica in held if replica not in failed]),
-    ]
+    _take_out(pool, failed)
+    served = await _serve(pool, [replica for replica in held if replica not in failed])
+    failures = [*failed.values(), *served]
     raise_failures(f"version {target.version!r} is not on every replica", failures)
 
 
@@ -106,16 +107,15 @@ async def _said(replica: Replica) -> str | None:
         return None
 
 
-def _take_out(pool: ModelPool, failed: dict[Replica, EngineCallError]) -> list[PhalanxError]:
+def _take_out(pool: ModelPool, failed: Mapping[Replica, EngineCallError]) -> None:
     """Those that may hold other weights than their model get no requests any more."""
-    alive = [replica for replica in failed if replica.is_alive]
-    pool.lifecycle.withdraw(alive)
-    for replica in alive:
+    asked = [replica for replica in failed if replica.is_asked]
+    pool.lifecycle.withdraw(asked)
+    for replica in asked:
         if replica.state is ReplicaState.DRAINING:
             replica.block(f"it did not get its model's weights: {failed[replica]}")
         else:
             replica.detail = str(failed[replica])
-    return list(failed.values())
 
 
 async def _serve(pool: ModelPool, replicas: list[Replica]) -> tuple[PhalanxError, ...]:

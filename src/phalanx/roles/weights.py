@@ -145,7 +145,7 @@ class ModelWeights:
         deadline = Deadline(self._timeout_s)
         before = await self._said(replica, deadline)
         what = f"{replica.engine_id}: load weights {version!r} from {path}"
-        replica.busy = True
+        replica.busy, is_certain = True, True
         try:
             while True:
                 try:
@@ -156,13 +156,17 @@ class ModelWeights:
                     )
                     break
                 except EngineCallError as error:
-                    if error.uncertain:
-                        replica.weights = None
+                    is_certain = is_certain and not error.uncertain
                     if before != version and await self._said(replica, deadline) == version:
                         break  # they are in; only the answer was lost, or what came after failed
                     if not error.uncertain or deadline.left_s <= RETRY_S:
                         raise
                 await asyncio.sleep(RETRY_S)
+        except BaseException:
+            # Until then it is said to have what it had: it serves that, or what it is to have.
+            if not is_certain:
+                replica.weights = None
+            raise
         finally:
             replica.busy = False
         replica.has_weights(version)

@@ -355,3 +355,23 @@ def test_one_of_which_nobody_knows_whether_it_has_the_new_weights_serves_no_more
         await c.manager.shutdown()
 
     run(scenario)
+
+
+def test_while_an_answer_is_missing_what_serves_names_the_version_that_is_certain():
+    async def scenario():
+        c = case(trained(replicas=2))
+        await c.manager.start()
+        await c.manager.update_weights("m", "/v/1", "1")
+        c.world.faults.always("load_weights", Fault.UNSENT)
+        update = asyncio.create_task(c.manager.update_weights("m", "/v/2", "2"))
+        await asyncio.sleep(0.1)
+        c.engine("m/0").crash()
+        await c.until(lambda: c.state("m/0") is ReplicaState.DEAD)
+        assert (c.state("m/1"), c.shown("m/1").weight_version) == (ReplicaState.READY, "1")
+        with pytest.raises(RoleOperationFailedError):
+            await update
+        assert c.shown("m/1").blocked
+        assert not c.violations
+        await c.manager.shutdown()
+
+    run(scenario)
