@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -109,3 +112,19 @@ def test_int8_that_cannot_run_is_refused_and_leaves_the_layer_whole():
     with pytest.raises(MissingDependencyError):
         linear.pack("int8", operators=NoInt8())
     assert torch.equal(linear(x), expected)
+
+
+def test_a_weight_comes_and_goes_without_torchs_symbolic_shapes():
+    """They are tens of megabytes, and seconds."""
+    program = """
+import sys, torch
+from phalanx.device.operators import create_operators
+from phalanx.layers.linear import Linear
+layer = Linear(64, 64, bias=False, dtype=torch.float32, device="meta")
+layer.replace_weight(torch.ones(64, 64))
+layer.pack(None, operators=create_operators("off", "cpu", torch.float32))
+layer.drop_weight()
+layer.drop_weight()
+sys.exit("sympy" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -71,12 +71,12 @@ class Linear(nn.Module):
         weight = self.weight.detach()
         self._packed = self._operators.pack_weight(weight, quantization)
         if self._packed is not None and not keep_dense:
-            self.weight = _parameter(torch.empty_like(weight, device="meta"))
+            self.weight = _parameter(shell_of(weight))
 
     def drop_weight(self) -> None:
         """Give up the weight, in every form; a new one is assigned, then packed, later."""
         self._packed = None
-        self.weight = _parameter(torch.empty_like(self.weight, device="meta"))
+        self.weight = _parameter(shell_of(self.weight))
 
     def unpack(self) -> None:
         """Bring the plain matrix back and drop the packed form."""
@@ -101,6 +101,13 @@ class Linear(nn.Module):
     def packed_bytes(self) -> int:
         """Memory that the packed copy holds; 0 where the layer is not packed."""
         return 0 if self._packed is None else self._packed.num_bytes
+
+
+def shell_of(tensor: Tensor, device: torch.device | str = "meta") -> Tensor:
+    """As `empty_like`, which of a tensor on `meta` has torch import its symbolic shapes: seconds, and
+    tens of megabytes.
+    """
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def meta_linear(dtype: torch.dtype) -> LinearFactory:

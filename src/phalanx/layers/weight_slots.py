@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from phalanx.layers.linear import Linear
+from phalanx.layers.linear import Linear, shell_of
 from phalanx.parallel.sharding import Span, WeightShard
 
 
@@ -81,7 +81,7 @@ class Slot:
             linear.drop_weight()
         else:
             parameter = self.owner.get_parameter(self.attribute)
-            self._assign(torch.empty_like(parameter, device="meta"))
+            self._assign(shell_of(parameter))
 
     def own(self) -> None:
         """Have the parameter in memory of its own."""
@@ -100,10 +100,7 @@ class Slot:
             self._assign(part)
             return True
         if parameter.is_meta:
-            # `empty_like` of a tensor without memory has torch import its symbolic shapes, for long.
-            parameter = self._assign(
-                torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            )
+            parameter = self._assign(shell_of(parameter, device))
         parameter.data[start : start + part.shape[0]].copy_(part)
         return False
 
