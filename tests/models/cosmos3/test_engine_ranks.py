@@ -118,7 +118,7 @@ def test_r91_r36_a_launchers_ranks_are_one_replica(folders, tmp_path):
         [*command, str(folders["silu"]), str(tmp_path)], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    found = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    found = [torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)]
     assert found[1 - OUTPUT_RANK] is None
     action, pixels = found[OUTPUT_RANK]
     assert largest(action[0] - POLICY.io["out.action"]) < TOLERANCE
