@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.layers.unipc import FlowSchedule, SchedulerConfig
+from phalanx.models.cosmos3.answers import action_answer
 from phalanx.models.cosmos3.building import nodes_of, specs_of
 from phalanx.models.cosmos3.guidance import Guidance
 from phalanx.models.cosmos3.request import DenoiseProgress
@@ -205,6 +206,20 @@ def test_a_request_is_cancelled_at_any_step_and_its_neighbour_goes_on(model, num
     assert final(cut)["vision"].shape == (6, 3, 3, 4)
     (alone,) = Drive(model).run(POLICY.inputs())
     same(other, alone)
+
+
+@pytest.mark.parametrize("num_ticks", range(5))
+def test_actions_of_a_cancelled_request_are_no_numbers(model, num_ticks):
+    drive = Drive(model)
+    cut = drive.start("cut", POLICY.inputs())
+    for _ in range(num_ticks):
+        drive.tick()
+    drive.service.cancel("cut")
+    drive.finish()
+    action = action_answer(cut).action
+    assert action is not None
+    assert not cut.is_denoised
+    assert bool(action.isnan().all())
 
 
 @pytest.mark.parametrize("num_ticks", range(5))

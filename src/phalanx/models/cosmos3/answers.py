@@ -4,6 +4,8 @@ cancelled; tensors stay on the device.
 
 from __future__ import annotations
 
+import torch
+
 from phalanx.models.cosmos3.request import Cosmos3Action, Cosmos3Video
 from phalanx.models.cosmos3.row import MediaRequest
 
@@ -18,11 +20,13 @@ def video_answer(row: MediaRequest) -> Cosmos3Video:
 
 
 def action_answer(row: MediaRequest) -> Cosmos3Action:
-    """The actions that were drawn, without the state in front of them."""
+    """The actions that were drawn, without the state in front of them; not numbers where the request
+    was cancelled before they were: no robot may move by noise.
+    """
     latents, inputs = row.latents, row.inputs
     action = None
     if latents.actions is not None and inputs.shape.noisy_rows:
         drawn = latents.actions[inputs.shape.has_state :, : inputs.raw_action_dim]
-        action = drawn[None]
+        action = drawn[None] if row.is_denoised else torch.full_like(drawn[None], torch.nan)
     pixels = None if row.pixels is None else row.pixels[None]
     return Cosmos3Action(action, latents.vision[None], pixels)

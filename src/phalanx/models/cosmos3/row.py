@@ -190,6 +190,11 @@ class MediaRequest:
         progress, self._progress = self._progress, None
         return progress
 
+    @property
+    def is_denoised(self) -> bool:
+        """Whether all steps are done."""
+        return self._step >= self.inputs.schedule.num_steps
+
     def output(self, *, cancelled: bool) -> MediaRequest:
         """Itself: whoever asked makes the answer of it."""
         return self
