@@ -21,9 +21,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"
 NO_PYTHON = 3
 """The exit status where there is no interpreter of the version that a peer needs."""
 
@@ -33,7 +35,8 @@ class Peer:
     """`bare` packages are installed without what they ask for: LeRobot asks for far more than its
     client loads, and for an earlier torch. `local` are packages of this repository, used as they
     lie. `python` is the version that the peer needs. An environment `on_top` finds everything else in
-    the one that runs this, such as torch and this project.
+    the one that runs this, such as torch and this project. Where both are of one Python and one
+    release of torch, it is not installed again, for it takes a gigabyte, but linked.
     """
 
     packages: tuple[str, ...]
@@ -50,7 +53,7 @@ PEERS = {
     # last one that can be loaded beside any build of torch; the client uses none of it.
     "lerobot04": Peer(
         (
-            "torch==2.13.0",
+            TORCH,
             "numpy<2.3",
             "grpcio==1.73.1",
             "protobuf<6.32",
@@ -72,7 +75,7 @@ PEERS = {
     ),
     "lerobot06": Peer(
         (
-            "torch==2.13.0",
+            TORCH,
             "numpy<2.3",
             "grpcio<2",
             "protobuf<8",
@@ -90,7 +93,7 @@ PEERS = {
     ),
     "lerobot-policy": Peer(
         (
-            "torch==2.13.0",
+            TORCH,
             "numpy<2.3",
             "draccus==0.11.6",
             "huggingface-hub<2",
@@ -106,7 +109,7 @@ PEERS = {
         python="3.12",
     ),
     "diffusers": Peer(
-        ("torch==2.13.0", "numpy", "diffusers==0.42.1", "transformers==5.24.0", "accelerate<2"),
+        (TORCH, "numpy", "diffusers==0.42.1", "transformers==5.24.0", "accelerate<2"),
         python="3.11",
     ),
     "transferqueue": Peer(
@@ -138,6 +141,8 @@ def make(name: str) -> Path:
     subprocess.run([base, "-m", "venv", "--clear", directory], check=True)
     if peer.on_top:
         _put_on_top(python)
+    elif TORCH in peer.packages and base == sys.executable:
+        _link_torch(python)
     install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, *peer.packages], check=True)
     if peer.bare:
@@ -150,11 +155,25 @@ def make(name: str) -> Path:
 
 def _put_on_top(python: Path) -> None:
     """Let the environment of `python` find what this interpreter's has."""
+    below = sysconfig.get_path("purelib")
+    link = _packages_of(python) / "below.pth"
+    link.write_text(f"import site; site.addsitedir({below!r})\n")
+
+
+def _link_torch(python: Path) -> None:
+    """Let the environment of `python` use this interpreter's torch, where it is the wanted one."""
+    torch = distribution("torch")
+    if torch.version.partition("+")[0] != TORCH.partition("==")[2]:
+        return
+    for name in {file.parts[0] for file in torch.files or ()} - {".."}:
+        (_packages_of(python) / name).symlink_to(torch.locate_file(name))
+
+
+def _packages_of(python: Path) -> Path:
+    """Where the environment of `python` has its packages."""
     command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    below = sysconfig.get_path("purelib")
-    link = Path(answer.stdout.strip(), "below.pth")
-    link.write_text(f"import site; site.addsitedir({below!r})\n")
+    return Path(answer.stdout.strip())
 
 
 def find_python(version: str) -> str:
