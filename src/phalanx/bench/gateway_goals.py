@@ -11,12 +11,15 @@ _LIMITS = (
     ("json", "cpu", "nginx", 1.6),
     ("json", "added", "nginx", 1.6),
     ("json", "cpu", "sglang-router", 0.5),
+    ("json", "cpu", "vllm-router", 0.5),
     ("binary", "cpu", "nginx", 1.2),
     ("sse", "cpu", "nginx", 1.3),
     ("role-json", "cpu", "nginx", 1.6),
     ("role-json", "added", "nginx", 1.6),
     ("role-sse", "cpu", "nginx", 1.3),
     ("websocket", "added", "nginx", 1.0),
+    ("websocket", "cpu", "envoy", 1.0),
+    ("websocket", "added", "envoy", 1.0),
     ("grpc", "cpu", "nginx", 1.3),
 )
 """Ours is at most so many times theirs."""

@@ -11,6 +11,7 @@ from phalanx.bench.systems import BenchmarkedSystem
 from phalanx.errors import ConfigurationError, MissingDependencyError
 
 _OURS = "phalanx"
+_OF_ROUTERS = ("json", "sse")
 LOAD = BenchmarkedSystem("load", "gateway_load_worker.py", _OURS)
 PHALANX = BenchmarkedSystem("phalanx", "gateway_phalanx_worker.py", _OURS)
 
@@ -56,7 +57,18 @@ PEERS = {
             BenchmarkedSystem("sglang-router", "gateway_router_worker.py", _OURS),
             ".venv-router/bin/python",
             ("python scripts/peer_env.py router",),
-            traffic=("json", "sse"),
+            traffic=_OF_ROUTERS,
+        ),
+        Proxy(
+            BenchmarkedSystem("vllm-router", "gateway_vllm_router_worker.py", _OURS),
+            ".venv-proxies/bin/python",
+            ("python scripts/peer_env.py proxies",),
+            traffic=_OF_ROUTERS,
+        ),
+        Proxy(
+            BenchmarkedSystem("envoy", "gateway_envoy_worker.py", _OURS),
+            ".venv-proxies/bin/envoy",
+            ("python scripts/peer_env.py proxies",),
         ),
     )
 }
