@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ray.cluster_utils import Cluster
 
-from phalanx.roles.ray_cluster.cluster import RayCluster
+from phalanx.roles.ray_cluster.cluster import ACTORS_ALONE, RayCluster
 
 HEAD = "127.0.0.4"
 """Ray takes 127.0.0.1 for the machine's own address, wherever that is."""
@@ -16,8 +16,7 @@ SYSTEM = {
     # A machine is lost for who has not answered five times; who has ended answers none at once.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 200,
-    # A worker costs seconds to start, and these jobs run nothing but actors, each in its own.
-    "prestart_worker_first_driver": False,
+    **ACTORS_ALONE,
 }
 
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from phalanx.roles.ray_cluster import missing
 from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer, silence, stale
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError, free_devices
 from phalanx.roles.ray_cluster.observed import Place
+from phalanx.roles.together import all_or_first_error
 
 try:
     import ray
@@ -40,6 +41,8 @@ T = TypeVar("T")
 NAMESPACE = "phalanx"
 LOOPBACK = "127.0.0.2"
 """Of this machine alone too; Ray takes 127.0.0.1 for the address that others reach it at."""
+ACTORS_ALONE = {"prestart_worker_first_driver": False}
+"""Of a cluster: it starts no worker for each processor that nobody would ask anything."""
 ACTOR_CPUS = 0.1
 GPU = "GPU"
 _PROBE_GPUS = 0.0001
@@ -99,6 +102,7 @@ class RayCluster:
             num_gpus=num_devices,
             include_dashboard=None if address else False,
             _node_ip_address=None if address else LOOPBACK,
+            _system_config=None if address else ACTORS_ALONE,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
@@ -182,19 +186,11 @@ class RayCluster:
     ) -> tuple[Place, ...]:
         """Which device each of these bundles (None: all) is, asked of a task that runs there."""
         wanted = range(len(group.bundles)) if indices is None else indices
-        asked = []
-        for index in wanted:
-            task = ray.remote(_here).options(
-                num_cpus=0,
-                num_gpus=_PROBE_GPUS,
-                max_retries=1,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group.handle, index),
-            )
-            asked.append(task.remote())
+        answers = await self._on_each(group, wanted)
         addresses = {machine.node_id: machine.address for machine in self.machines()}
         found = []
-        for index, answer in zip(wanted, await _all(asked), strict=True):
-            node_id, devices, version = answer
+        for index in wanted:
+            node_id, devices, version = answers[index]
             address = addresses.get(node_id, node_id)
             if version != __version__:
                 raise ConfigurationError(
@@ -209,13 +205,37 @@ class RayCluster:
             found.append(Place(index, node_id, address, int(devices[0])))
         return tuple(found)
 
+    async def _on_each(
+        self, group: RawGroup, indices: Iterable[int]
+    ) -> Mapping[int, tuple[str, list[Any], str]]:
+        """Of bundles of one machine one after the other: a worker that is there is asked again, and
+        each new one takes a second to start.
+        """
+        nodes = self.nodes_of(group)
+        together: dict[str | None, list[int]] = {}
+        for index in indices:
+            together.setdefault(nodes.get(index), []).append(index)
+        answers: dict[int, tuple[str, list[Any], str]] = {}
+
+        async def ask(some: Iterable[int]) -> None:
+            for index in some:
+                task = ray.remote(_here).options(
+                    num_cpus=0,
+                    num_gpus=_PROBE_GPUS,
+                    max_retries=1,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group.handle, index),
+                )
+                answers[index] = await _answered(task.remote())
+
+        await all_or_first_error(map(ask, together.values()))
+        return answers
+
     async def run_on(self, node_id: str, act: Callable[[A], T], argument: A) -> T:
         """What `act` returns on that machine. Raises `RoleOperationFailedError`."""
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = ray.remote(act).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
-        answered: T
-        (answered,) = await _all([task.remote(argument)])
-        return answered
+        answer: T = await _answered(task.remote(argument))
+        return answer
 
     def _state(self, group: RawGroup) -> str | None:
         state: str | None = placement_group_table(group.handle).get("state")
@@ -246,9 +266,9 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-async def _all(asked: Sequence[Awaitable[Any]]) -> list[Any]:
+async def _answered(asked: Awaitable[T]) -> T:
     try:
-        return list(await asyncio.gather(*asked))
+        return await asked
     except RayError as error:
         raise RoleOperationFailedError(
             f"a machine of the cluster did not answer: {first_line(error)}"
