@@ -16,7 +16,7 @@ from phalanx.roles.engine_command import EnginePrograms
 from phalanx.roles.ray_cluster.binder import BoundPlacement, RayBinder
 from phalanx.roles.ray_cluster.cluster import RayCluster
 from phalanx.roles.ray_cluster.host import HostSettings
-from phalanx.roles.ray_cluster.launcher import RayLauncher
+from phalanx.roles.ray_cluster.launcher import EXTRA_S, RayLauncher
 from phalanx.roles.ray_cluster.replica import RayReplica
 from phalanx.roles.sglang_engine import SGLangEngine
 from phalanx.schema.job_placement import PlacementPlan
@@ -57,9 +57,14 @@ async def bound(cluster: RayCluster, plan: PlacementPlan) -> AsyncIterator[Bound
 
 @asynccontextmanager
 async def launching(
-    cluster: RayCluster, made: BoundPlacement | None, logs: Path, programs: EnginePrograms = SERVER
+    cluster: RayCluster,
+    made: BoundPlacement | None,
+    logs: Path,
+    programs: EnginePrograms = SERVER,
+    extra_s: float = EXTRA_S,
 ) -> AsyncIterator[RayLauncher]:
-    launcher = RayLauncher(cluster, made, HostSettings(str(logs), programs), "job")
+    settings = HostSettings(str(logs), programs)
+    launcher = RayLauncher(cluster, made, settings, "job", extra_s=extra_s)
     try:
         yield launcher
     finally:

@@ -61,7 +61,10 @@ def test_a_replica_beyond_the_plan_has_a_group_of_its_own_which_ends_with_it(clu
     plan = planned([role_of("rollout", sglang(), elastic_enabled=True)], 4)
 
     async def main() -> None:
-        async with bound(cluster, plan) as made, launching(cluster, made, tmp_path) as launcher:
+        async with (
+            bound(cluster, plan) as made,
+            launching(cluster, made, tmp_path, extra_s=1.0) as launcher,
+        ):
             launch = launch_of(plan.roles[0].models[0], 1, generation=3)
             replica = await launcher.launch(launch)
             assert groups_there() == {"job-rollout", "job-rollout-rollout/1.3"}

@@ -47,13 +47,18 @@ class RayLauncher:
         settings: HostSettings,
         job: str,
         ledgers: MachineLedgers | None = None,
+        *,
+        extra_s: float = EXTRA_S,
     ) -> None:
-        """Without `bound`, each replica gets a group of its own. `ledgers`: devices are simulated."""
+        """Without `bound`, each replica gets a group of its own, for which the cluster has `extra_s` to
+        have room. `ledgers`: devices are simulated.
+        """
         self._cluster = cluster
         self._bound = bound
         self._settings = settings
         self._job = job
         self._ledgers = ledgers
+        self._extra_s = extra_s
         self._shares = {} if bound is None else shares(bound.plan)
         self._running: set[RayReplica] = set()
 
@@ -116,7 +121,7 @@ class RayLauncher:
                 " give a multiple"
             )
         wanted = {f"machine {number + 1}": ranks // nodes for number in range(nodes)}
-        machines = await find_room(self._cluster, wanted, EXTRA_S)
+        machines = await find_room(self._cluster, wanted, self._extra_s)
         raw = await self._cluster.create_group(
             f"{self._job}-{launch.role}-{launch.engine_id}.{launch.generation}",
             [
@@ -125,7 +130,7 @@ class RayLauncher:
                 for _ in range(ranks // nodes)
             ],
             "STRICT_PACK" if nodes == 1 else "PACK",
-            EXTRA_S,
+            self._extra_s,
         )
         group = RayPlacementGroup(self._cluster, raw, Ownership.MANAGER, ())
         try:
