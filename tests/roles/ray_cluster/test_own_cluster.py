@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,20 @@ def file(tmp_path) -> Path:
     return path
 
 
-def test_a_cluster_that_is_started_for_a_job_has_its_devices_and_ends_with_it(file, tmp_path):
+@pytest.fixture
+def rays_folder():
+    """Where Ray notes no cluster of others, which it would look for; sockets need a short name."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        yield folder
+
+
+def test_a_cluster_that_is_started_for_a_job_has_its_devices_and_ends_with_it(
+    file, tmp_path, rays_folder
+):
     cache = tmp_path / "cache"
     process = subprocess.Popen(
         [*ALONE, "--kill-child", "sh", "-c", SCRIPT, PHALANX, str(file)],
-        env=environment(cache),
+        env={**environment(cache), "RAY_TMPDIR": rays_folder},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
