@@ -10,6 +10,7 @@ import pytest
 
 from phalanx import Engine, __version__
 from phalanx.checkpoints import checkpoint_names
+from phalanx.cli.main import app, called
 from phalanx.schema.yaml_text import parse_yaml
 from phalanx.testing.echo import Echo
 
@@ -27,6 +28,30 @@ def test_help(run, arguments):
     code, out, _ = run(*arguments)
     assert code == 0
     assert "Usage: phalanx" in out
+
+
+def test_only_the_command_that_is_called_is_built():
+    (status,) = called(["status", "--json"]).registered_commands
+    assert status.name == "status"
+    (bench,) = called(["bench", "generate"]).registered_groups
+    assert bench.name == "bench"
+    for none in ([], ["--help"], ["stauts"]):
+        assert called(none) is app
+
+
+@pytest.mark.parametrize("name", ["gateway", "status", "bench"])
+def test_the_help_of_a_command_is_that_of_it_among_all(run, name, capsys):
+    with pytest.raises(SystemExit):
+        app([name, "--help"], prog_name="phalanx")
+    among_all = capsys.readouterr().out
+    assert f"Usage: phalanx {name}" in among_all
+    assert run(name, "--help") == (0, among_all, "")
+
+
+def test_a_wrong_name_is_told_the_nearest(run):
+    code, _, err = run("stauts")
+    assert code == 2
+    assert "Did you mean 'status'" in err
 
 
 def test_version(run):

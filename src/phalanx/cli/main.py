@@ -28,14 +28,20 @@ try:
 except KeyboardInterrupt:  # Ctrl-C right after the start, while all this is loaded
     sys.exit(130)
 
-app = typer.Typer(
-    name="phalanx",
-    help="Phalanx serves language models and robot policies from one engine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _empty() -> typer.Typer:
+    """`phalanx` without commands."""
+    return typer.Typer(
+        name="phalanx",
+        help="Phalanx serves language models and robot policies from one engine.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _empty()
 app.command("serve")(serve)
 app.command("gateway", cls=GatewayCommand)(gateway)
 _ROLES = "Roles of a job"
@@ -55,11 +61,25 @@ def version() -> None:
     print(__version__)
 
 
+def called(arguments: Sequence[str]) -> typer.Typer:
+    """`app`, of its commands only the one that `arguments` begin with: it takes long to build all.
+
+    Where they begin with none of them, it is the whole `app`, which knows what to say.
+    """
+    name = next(iter(arguments), None)
+    one = _empty()
+    one.callback()(lambda: None)  # so that a single command has its name before it, as among many
+    one.registered_commands = [each for each in app.registered_commands if each.name == name]
+    one.registered_groups = [each for each in app.registered_groups if each.name == name]
+    return one if one.registered_commands or one.registered_groups else app
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `arguments` (the process's own by default) and exit."""
     settings.limit_thread_spinning()
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="phalanx")
+        called(given)(args=given, prog_name="phalanx")
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         fixable = isinstance(error, (InvalidInputError, MissingDependencyError))
