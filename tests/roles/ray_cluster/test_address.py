@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from phalanx.errors import ConfigurationError
-from phalanx.roles.ray_cluster.address import check_address
+from phalanx.roles.ray_cluster.address import check_address, refusal
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:0", "ray://head:10001", "h:x"])
@@ -25,3 +25,16 @@ def test_where_nobody_listens_there_is_no_cluster():
     message = str(refused.value)
     assert f"no Ray cluster answers at launcher.address='{address}' (Connection refused)" in message
     assert "ray start --head" in message
+
+
+def test_a_cluster_that_asks_for_its_token_is_told_from_one_that_is_not_there():
+    absent = ConnectionError("Failed to connect to Ray cluster at 10.0.0.7:6379\nand more")
+    assert "(Failed to connect to Ray cluster at 10.0.0.7:6379)" in str(
+        refusal("10.0.0.7:6379", absent)
+    )
+    # As Ray raises it: what was refused is in the text of the cause alone.
+    absent.__cause__ = RuntimeError(
+        "Failed to connect to GCS.\nray.exceptions.AuthenticationError: ..."
+    )
+    message = str(refusal("10.0.0.7:6379", absent))
+    assert "launcher.address='10.0.0.7:6379' asks for its token; set RAY_AUTH_MODE=token" in message

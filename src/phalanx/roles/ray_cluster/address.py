@@ -49,3 +49,29 @@ def no_answer(address: str, reason: str) -> ConfigurationError:
         f"no Ray cluster answers at launcher.address={address!r} ({reason}); start one with"
         " `ray start --head` and join this machine to it, or leave address out"
     )
+
+
+def refusal(address: str, error: BaseException) -> ConfigurationError:
+    """What to say where Ray could not connect to `address`, which it tried for a while."""
+    if _asks_for_token(error):
+        return ConfigurationError(
+            f"the Ray cluster at launcher.address={address!r} asks for its token; set"
+            " RAY_AUTH_MODE=token here and have the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            f" (`ray get-auth-token` on its head prints it), or say {ANY}, with which Ray does the"
+            " former by itself on a machine of the cluster"
+        )
+    return no_answer(address, first_line(error))
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Whether it began with that: of the first error Ray keeps no more than its text."""
+    while error is not None:
+        if "AuthenticationError" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    """What Ray says first; the rest is for whoever debugs Ray."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

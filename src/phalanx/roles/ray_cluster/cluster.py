@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from phalanx import __version__
 from phalanx.errors import ConfigurationError, RoleOperationFailedError
 from phalanx.roles.ray_cluster import missing
-from phalanx.roles.ray_cluster.address import ANY, check_address, no_answer, silence, stale
+from phalanx.roles.ray_cluster.address import (
+    ANY,
+    check_address,
+    first_line,
+    refusal,
+    silence,
+    stale,
+)
 from phalanx.roles.ray_cluster.machines import Machine, NoRoomError, free_devices
 from phalanx.roles.ray_cluster.observed import Place
 from phalanx.roles.together import all_or_first_error
@@ -91,7 +98,7 @@ class RayCluster:
             self._connect(address or ANY)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             if address is not None:
-                raise no_answer(address, first_line(error)) from None
+                raise refusal(address, error) from None
             return False
         return True
 
@@ -291,8 +298,3 @@ def _cluster_that_has_ended() -> ConfigurationError | None:
         return None
     reason = "" if noted is None else silence(noted)
     return stale(noted, reason) if reason else None
-
-
-def first_line(error: BaseException) -> str:
-    """What Ray says first; the rest is for whoever debugs Ray."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

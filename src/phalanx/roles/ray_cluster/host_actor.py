@@ -13,7 +13,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from phalanx.errors import ConfigurationError
 from phalanx.roles.contracts import EngineCallError, ReplicaLaunch
 from phalanx.roles.engine_command import ListenAddress
-from phalanx.roles.ray_cluster.cluster import ACTOR_CPUS, RawGroup, first_line
+from phalanx.roles.ray_cluster.address import first_line
+from phalanx.roles.ray_cluster.cluster import ACTOR_CPUS, RawGroup
 from phalanx.roles.ray_cluster.host import EngineHost, HostSettings, Order, Refused, Reserved
 
 T = TypeVar("T")
