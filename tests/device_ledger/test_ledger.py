@@ -46,7 +46,9 @@ def test_what_does_not_fit_is_refused_with_who_holds_what(tmp_path):
     assert str(caught.value) == (
         f"simulated device 0 is out of memory: teacher/big/0 (pid {pid}) tried to take 600.0 MiB for"
         " weights; of 1500.0 MiB 500.0 MiB are free, and rollout/student/0"
-        f" (pid {pid}) holds 900.0 MiB for weights and 100.0 MiB for kv_cache"
+        f" (pid {pid}) holds 900.0 MiB for weights and 100.0 MiB for kv_cache; let it take less"
+        " (a KV cache has the size of pool_tokens), or give the devices more"
+        " (placement.device_memory_mib)"
     )
     assert isinstance(caught.value, PhalanxError) and isinstance(caught.value, MemoryError)
     assert len(ledger.held()) == 2 and ledger.peaks() == (1000 * MIB,)

@@ -201,7 +201,8 @@ class DeviceLedger:
             f"simulated device {wanted.device} is out of memory: {wanted.owner} (pid {wanted.pid})"
             f" tried to take {_size(wanted.num_bytes)} for {wanted.tag}; of"
             f" {_size(self.budget_bytes)} {_size(max(free, 0))} are free, and"
-            f" {_who(held) if held else 'nobody holds any'}"
+            f" {_who(held) if held else 'nobody holds any'}; let it take less (a KV cache has the size"
+            " of pool_tokens), or give the devices more (placement.device_memory_mib)"
         )
 
 
