@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.errors import BodyTooLargeError, MalformedRequestError
 from phalanx.gateway.grpc.message_reader import MessageReader, prefixed
+from phalanx.gateway.http2.read_buffer import READ_BYTES
 from tests.wire.fuzzing import taking_at_most
 
 MIB = 1 << 20
@@ -36,6 +37,19 @@ def test_small_pieces_do_not_keep_what_else_was_read_with_them():
             read = bytes(64 * 1024)
             reader.feed(memoryview(read)[:1024])
         assert len(reader.whole[0].data) == MIB
+
+
+def test_a_message_of_several_reads_is_not_copied_and_one_of_a_part_of_a_read_is():
+    reads = [bytes(READ_BYTES) for _ in range(4)]
+    data = [memoryview(reads[0])[-8192:], *map(memoryview, reads[1:3]), memoryview(reads[3])[:8192]]
+    reader = MessageReader(MIB)
+    reader.feed(memoryview(prefixed(bytes(sum(map(len, data))))))
+    for piece in data:
+        reader.feed(piece)
+    assert [piece.obj for piece in reader.whole.popleft().pieces] == reads
+    reader.feed(memoryview(prefixed(bytes(8192))))
+    reader.feed(data[0])
+    assert [type(piece) for piece in reader.whole.popleft().pieces] == [bytes]
 
 
 def test_pieces_of_a_byte_cost_little():

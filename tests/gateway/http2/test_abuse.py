@@ -139,7 +139,10 @@ def test_streams_beyond_those_allowed_are_refused_and_not_many_of_them():
             peer.call(7, b"x")
             await peer.answered(7)
             served.release.clear()
-            for stream_id in range(9, 109, 2):
+            for stream_id in (9, 11):
+                peer.call(stream_id, b"x", calling("Hold"))
+            await served.until(held=4)
+            for stream_id in range(13, 109, 2):
                 peer.call(stream_id, b"x", calling("Hold"))
             assert (await peer.goodbye()).code == CALM
             await served.until(left=2)

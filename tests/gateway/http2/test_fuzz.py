@@ -121,7 +121,7 @@ def heard(parts: list[bytes]) -> list[tuple[object, ...]]:
     reader = FrameReader(recorder, max_data_bytes=1 << 20, max_other_bytes=1 << 15)
     try:
         for part in parts:
-            reader.feed(part)
+            reader.feed(memoryview(part))
     except ConnectionFault as fault:
         recorder.said.append((fault.code, str(fault)))
     return recorder.said

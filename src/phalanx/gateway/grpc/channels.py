@@ -22,6 +22,7 @@ from phalanx.gateway.grpc.upstream import Connecting, Upstream
 from phalanx.gateway.http2.connection import Role
 from phalanx.gateway.http2.header_blocks import written
 from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.read_buffer import ReadBuffer
 from phalanx.routing.endpoint import Endpoint
 from phalanx.wire.robot_inference import INFER
 
@@ -54,7 +55,7 @@ class Channels:
         role = Role(client=True, quiet_s=half_s, answer_s=half_s, idle_pings=False)
         # Each request has a deadline; until then its server may take it as slowly as it likes.
         limits = Http2Limits(greeting_timeout_s=connect_timeout_s, stall_timeout_s=math.inf)
-        self._how = Connecting(role, limits, connect_timeout_s)
+        self._how = Connecting(role, limits, connect_timeout_s, ReadBuffer())
         self._upstreams: dict[Endpoint, Upstream] = {}
         self._fields = [
             (b":method", b"POST"),

@@ -17,6 +17,7 @@ from phalanx.gateway.grpc.server_connection import ServerConnection
 from phalanx.gateway.grpc.service import Door, Method, Service
 from phalanx.gateway.http.keys import Keys
 from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.read_buffer import ReadBuffer
 
 MAX_CALLS = 1024
 _BACKLOG = 1024
@@ -67,6 +68,7 @@ class GrpcFront:
             max_calls=self._limits.max_calls,
             access_log=access_log,
         )
+        self._reading = ReadBuffer()
         self._methods: dict[str, Method] = {}
         self._connections: set[ServerConnection] = set()
         self._emptied = asyncio.Event()
@@ -130,13 +132,14 @@ class GrpcFront:
             self._connection, self._host, self._asked_port, ssl=tls, backlog=_BACKLOG
         )
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self) -> asyncio.BaseProtocol:
         connection = ServerConnection(
             self._methods,
             self._door,
             CallLimits(self._limits.max_message_bytes, self._limits.body_timeout_s),
             self._limits.http2,
             self,
+            self._reading,
         )
         return connection.protocol
 

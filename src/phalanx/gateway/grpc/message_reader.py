@@ -7,11 +7,14 @@ from collections import deque
 from typing import NamedTuple, cast
 
 from phalanx.errors import BodyTooLargeError, MalformedRequestError
+from phalanx.gateway.http2.read_buffer import READ_BYTES
 
 PREFIX_BYTES = 5
 _SPARE_BYTES = 512 * 1024
 _PIECE_BYTES = 256
 """What keeping a piece costs beside its bytes."""
+_SHORT_BYTES = 4096
+"""A shorter piece is copied, so that it keeps nothing else."""
 
 
 Pieces = tuple[bytes | memoryview, ...]
@@ -41,8 +44,8 @@ def prefix_of(num_bytes: int) -> bytes:
 class MessageReader:
     """`feed` what arrives and take from `whole`.
 
-    Pieces are kept as they lie in what was read, as long as that holds little else; those of a whole
-    message too, as long as it holds no more than as much again.
+    Long pieces are kept as they lie in what was read, as long as that holds little else; those of a
+    whole message too, as long as it holds no more than as much again, or one read more.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -90,12 +93,16 @@ class MessageReader:
             )
 
     def _keep(self, piece: memoryview) -> None:
-        source = piece.obj
-        self._pieces.append(piece)
         self._kept_bytes += _PIECE_BYTES
-        if source is not self._source:
-            self._source = source
-            self._kept_bytes += len(cast(bytes, source))
+        if len(piece) < _SHORT_BYTES:
+            self._pieces.append(bytes(piece))
+            self._kept_bytes += len(piece)
+        else:
+            self._pieces.append(piece)
+            source = piece.obj
+            if source is not self._source:
+                self._source = source
+                self._kept_bytes += len(cast(bytes, source))
         if self._kept_bytes > 2 * self._num_bytes + _SPARE_BYTES:
             self._compact()
 
@@ -107,7 +114,10 @@ class MessageReader:
         self._kept_bytes = len(joined)
 
     def _finish(self) -> None:
-        if self._kept_bytes > 2 * self._num_bytes:
+        num_bytes = self._num_bytes
+        # A long one lies in one read more than it fills, at either end.
+        spare = READ_BYTES if num_bytes >= READ_BYTES else 0
+        if self._kept_bytes > 2 * num_bytes + spare:
             self._pieces = [b"".join(self._pieces)]
         self.whole.append(Message(tuple(self._pieces), self._prefix[0] == 1))
         self._prefix, self._pieces, self._source = b"", [], None

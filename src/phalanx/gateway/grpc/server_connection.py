@@ -12,6 +12,7 @@ from phalanx.gateway.grpc.service import Door, Method
 from phalanx.gateway.http2.connection import Connection, Role
 from phalanx.gateway.http2.header_blocks import Headers
 from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.read_buffer import ReadBuffer
 from phalanx.gateway.http2.stream import Nobody, Stream, StreamEvents
 
 # Callers that are gone without a word do not keep their places.
@@ -37,10 +38,11 @@ class ServerConnection:
         limits: CallLimits,
         http2: Http2Limits,
         port: Port,
+        reading: ReadBuffer,
     ) -> None:
         self.peer = ""
         self.limits = limits
-        self.protocol = Connection(_ROLE, http2, self)
+        self.protocol = Connection(_ROLE, http2, self, reading)
         self._methods = methods
         self._door = door
         self._port = port

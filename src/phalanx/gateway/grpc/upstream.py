@@ -10,6 +10,7 @@ from phalanx.gateway.http2.connection import Connection, Role
 from phalanx.gateway.http2.frames import ErrorCode, StreamFault
 from phalanx.gateway.http2.header_blocks import Headers
 from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.read_buffer import ReadBuffer
 from phalanx.gateway.http2.stream import Stream, StreamEvents
 from phalanx.routing.endpoint import Endpoint
 
@@ -23,11 +24,12 @@ class NotConnectedError(Exception):
 
 @dataclass(frozen=True)
 class Connecting:
-    """How connections are made."""
+    """How connections are made, and what they are read into."""
 
     role: Role
     limits: Http2Limits
     timeout_s: float
+    reading: ReadBuffer
 
 
 class Upstream:
@@ -80,7 +82,7 @@ class Upstream:
 
     async def _open(self) -> None:
         link = _Link(self)
-        link.connection = Connection(self._how.role, self._how.limits, link)
+        link.connection = Connection(self._how.role, self._how.limits, link, self._how.reading)
         loop, endpoint = asyncio.get_running_loop(), self._endpoint
         try:
             async with asyncio.timeout(self._how.timeout_s):

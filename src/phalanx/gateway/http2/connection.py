@@ -19,6 +19,7 @@ from phalanx.gateway.http2.header_blocks import Headers
 from phalanx.gateway.http2.inbox import Inbox
 from phalanx.gateway.http2.keepalive import Keepalive
 from phalanx.gateway.http2.limits import Http2Limits
+from phalanx.gateway.http2.read_buffer import ReadBuffer
 from phalanx.gateway.http2.stream import Stream, StreamEvents
 from phalanx.gateway.http2.streams import Streams
 
@@ -62,15 +63,16 @@ class Role:
     idle_pings: bool
 
 
-class Connection(asyncio.Protocol):
-    """Belongs to the event loop that it was made on."""
+class Connection(asyncio.BufferedProtocol):
+    """Belongs to the event loop that it was made on, as `reading` does."""
 
     streams: Streams
     """From `Owner.made` on, as are the private parts below."""
 
-    def __init__(self, role: Role, limits: Http2Limits, owner: Owner) -> None:
+    def __init__(self, role: Role, limits: Http2Limits, owner: Owner, reading: ReadBuffer) -> None:
         self.leaving = False
         self._role, self._limits, self._owner = role, limits, owner
+        self._reading = reading
         self._over = False
         self._said_all = False
         self._ready = False
@@ -107,7 +109,11 @@ class Connection(asyncio.Protocol):
         )
         self._owner.made(made)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reading.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._reading.taken(nbytes)
         if self._over or self._said_all:
             return
         self._keepalive.heard()
@@ -186,7 +192,7 @@ class Connection(asyncio.Protocol):
         self._owner.leaving()
         self._close_if_done()
 
-    def _without_preface(self, data: bytes) -> bytes:
+    def _without_preface(self, data: memoryview) -> memoryview:
         wanted = self._preface_left[: len(data)]
         if data[: len(wanted)] != wanted:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")

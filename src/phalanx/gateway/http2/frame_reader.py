@@ -48,18 +48,17 @@ class FrameReader:
         self._padding_unknown = False
         self._last = False
 
-    def feed(self, data: bytes) -> None:
-        view = memoryview(data)
+    def feed(self, data: memoryview) -> None:
         position, end = 0, len(data)
         while position < end:
             if self._in_data:
-                position = self._take_data(view, position, end)
+                position = self._take_data(data, position, end)
             elif self._kept or end - position < HEAD_BYTES:
-                position = self._keep(view, position, end)
+                position = self._keep(data, position, end)
             else:
                 position = self._take_frame(data, position, end)
 
-    def _take_frame(self, data: bytes, position: int, end: int) -> int:
+    def _take_frame(self, data: memoryview, position: int, end: int) -> int:
         """A frame whose head is there, and which is there as a whole unless it is one of data."""
         num_bytes, kind, flags, stream_id = head_fields(data, position)
         start = position + HEAD_BYTES
@@ -71,7 +70,7 @@ class FrameReader:
             self._needed = HEAD_BYTES + num_bytes
             self._kept += data[position:]
             return end
-        self._sink.frame(kind, flags, stream_id, data[start : start + num_bytes])
+        self._sink.frame(kind, flags, stream_id, bytes(data[start : start + num_bytes]))
         return start + num_bytes
 
     def _keep(self, view: memoryview, position: int, end: int) -> int:
