@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from phalanx.engine_config import EntryArgs
 from phalanx.errors import ConfigurationError
@@ -37,6 +37,8 @@ __all__ = [
     "PluginRef",
     "PolicyAdapter",
     "Scheduled",
+    "Service",
+    "ServiceEntry",
     "ServingAdapter",
     "VideoAdapter",
     "WeightStore",
@@ -271,6 +273,65 @@ class BatchingEntry(_Plugin):
     def statistics(self) -> LoopStatistics:
         """Counters; called from the loop's thread."""
         return LoopStatistics()
+
+
+class Service(Protocol):
+    """A loaded model and its loop, such as a `LoopService`: methods as those of `BatchingEntry`."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def cancel(self, rid: str) -> None: ...
+
+    def tick(self) -> Sequence[Event]: ...
+
+    def control(self, op: ControlOp) -> bool: ...
+
+    def statistics(self) -> LoopStatistics: ...
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Service)
+
+
+class ServiceEntry(BatchingEntry, Generic[S]):
+    """Hands its calls to the service that it has loaded; only `start` is its own."""
+
+    _service: S
+
+    @abstractmethod
+    def load(self, args: Any) -> S:
+        """Load the model and build everything that serves it."""
+
+    def setup(self, args: Any) -> None:
+        self._service = self.load(args)
+
+    @property
+    def limits(self) -> Limits:
+        return self._service.limits
+
+    def cancel(self, rid: str) -> None:
+        self._service.cancel(rid)
+
+    def tick(self) -> Sequence[Event]:
+        return self._service.tick()
+
+    @property
+    def busy(self) -> bool:
+        return self._service.busy
+
+    def control(self, op: ControlOp) -> bool:
+        return self._service.control(op)
+
+    def statistics(self) -> LoopStatistics:
+        return self._service.statistics()
+
+    def close(self) -> None:
+        self._service.close()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,33 @@ class _Index(msgspec.Struct):
     """Which file holds which tensor."""
 
     weight_map: dict[str, str]
+
+
+_Stamp = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class WeightOrigin:
+    """The directories that weights came from, and what their files were then."""
+
+    directories: tuple[Path, ...]
+    stamps: tuple[_Stamp, ...]
+
+    @classmethod
+    def of(cls, *directories: Path) -> WeightOrigin:
+        return cls(directories, tuple(map(_stamp, directories)))
+
+    @property
+    def unchanged(self) -> bool:
+        return tuple(map(_stamp, self.directories)) == self.stamps
+
+
+def _stamp(directory: Path) -> _Stamp:
+    """What tells whether files of a directory were written since; a missing one is none."""
+    if not directory.is_dir():
+        return ()
+    stats = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors*"))]
+    return tuple((name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in stats)
 
 
 def check_weight_files(directory: Path, stem: str = "model") -> None:

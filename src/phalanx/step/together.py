@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from phalanx.errors import InvalidRequestError, PhalanxDistError, RequestFailedError
+from phalanx.errors import (
+    EngineAsleepError,
+    InvalidRequestError,
+    PhalanxDistError,
+    RequestFailedError,
+)
 from phalanx.step.attempt import attempt
 
 T = TypeVar("T")
+
+_ALIKE = (InvalidRequestError, RequestFailedError, EngineAsleepError)
 
 
 class Together:
@@ -38,8 +45,10 @@ class Together:
         return made.value
 
     def note(self, error: Exception) -> None:
-        """Take what a request ended in. What is wrong with the request is so on every rank."""
-        if self._alone or isinstance(error, (InvalidRequestError, RequestFailedError)):
+        """Take what a request ended in. What is wrong with the request is so on every rank, and so is
+        that the model is asleep.
+        """
+        if self._alone or isinstance(error, _ALIKE):
             return
         if self.failure is None:
             self.failure = error

@@ -15,7 +15,7 @@ from phalanx.layers.unipc import FlowSchedule
 from phalanx.models.cosmos3.building import PAGE_SIZE, LoadedCosmos3, read_scheduler, specs_of
 from phalanx.models.cosmos3.guidance import BranchRanks, Guidance
 from phalanx.parallel.mesh import Group
-from phalanx.schema.control import Continue, Flush, MemoryTag, Pause, PauseMode, Sleep
+from phalanx.schema.control import Continue, Flush, LoadWeights, Pause, PauseMode
 from phalanx.step.resources.kv_cache import KVSpec
 from tests.models.cosmos3.loops import Drive, Loop, args_of, model_of, same
 from tests.models.cosmos3.stored import checkpoint, tensors
@@ -122,8 +122,8 @@ def test_operations_hold_everything_and_let_it_go_on(model):
     drive.finish()
     assert drive.ended["row"].cancelled and row.trace == []
     assert service.control(Flush())
-    with pytest.raises(NotImplementedError, match="gives no memory back while it is loaded"):
-        service.control(Sleep((MemoryTag.KV_CACHE,)))
+    with pytest.raises(NotImplementedError, match="does not do LoadWeights; load another"):
+        service.control(LoadWeights("anywhere"))
 
 
 @pytest.mark.parametrize("ranks", [False, True])

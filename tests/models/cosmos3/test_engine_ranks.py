@@ -12,11 +12,11 @@ import torch
 
 from phalanx import DeploymentConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.engine_config import DeviceConfig
-from phalanx.errors import EngineUnavailableError, PhalanxError
+from phalanx.errors import EngineAsleepError, EngineUnavailableError, PhalanxError
 from phalanx.models.cosmos3.args import Cosmos3Args, Cosmos3PolicyArgs
 from phalanx.models.cosmos3.entry import Cosmos3, Cosmos3Policy
 from phalanx.models.cosmos3.request import DenoiseProgress
-from phalanx.schema.control import Continue, Flush, Pause, PauseMode
+from phalanx.schema.control import Continue, Flush, Pause, PauseMode, Sleep, Wake
 from phalanx.server import WorkerSupervisorConfig
 from tests.engine.ports import free_base_port
 from tests.models.cosmos3.external_rank import OUTPUT_RANK
@@ -79,6 +79,14 @@ def test_r19_r91_e2_a_replica_of_ranks_answers_as_diffusers_did(folders, tp, cfg
             1.46, rel=0.06
         )
         assert served.control(Flush())
+        # What is held while memory is given back is computed anew.
+        held = served.submit(policy_request())
+        assert served.control(Pause(PauseMode.IN_PLACE))
+        assert served.control(Sleep()) and served.control(Continue())
+        with pytest.raises(EngineAsleepError):
+            served.submit(policy_request())
+        assert served.control(Wake())
+        _check(held.result())
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from phalanx.errors import InvalidRequestError, PhalanxDistError
+from phalanx.errors import EngineAsleepError, InvalidRequestError, PhalanxDistError
 from phalanx.models.cosmos3.lockstep import Lockstep
 from phalanx.models.cosmos3.row import MediaRequest
 from phalanx.parallel.mesh import Group
@@ -57,6 +57,12 @@ def test_what_is_wrong_with_a_request_is_so_on_every_rank():
         ranks.run(wrong)
     ranks.check()
     assert ranks.run(lambda: 3) == 3
+
+
+def test_a_request_that_comes_while_all_ranks_sleep_is_refused_by_each():
+    ranks, _ = lockstep()
+    ranks.note(EngineAsleepError("asleep"))
+    ranks.check()
 
 
 class Unprepared(MediaRequest):

@@ -64,7 +64,7 @@ def test_actions_by_openpis_client(policy):
         assert answer["actions"].shape == (8, 8)
 
 
-def test_actions_over_http(policy):
+def over_http(policy) -> httpx.Response:
     body = {
         "model": "cosmos3_policy",
         "observation": {
@@ -73,14 +73,31 @@ def test_actions_over_http(policy):
             "task_descriptions": ["pick up the cube"],
         },
     }
-    answer = httpx.post(
+    return httpx.post(
         f"{policy['http']}/v1/actions/generations",
         content=pack(body),
         headers={"content-type": "application/msgpack"},
         timeout=60,
     )
+
+
+def test_actions_over_http(policy):
+    answer = over_http(policy)
     assert answer.status_code == 200, answer.text
     assert unpack(answer.content)["actions"].shape == (1, 8, 8)
+
+
+def test_it_gives_its_memory_back_and_takes_it_again(policy):
+    before = unpack(over_http(policy).content)["actions"]
+    for _ in range(2):
+        assert httpx.post(f"{policy['http']}/release_memory_occupation").content == b"null"
+        refused = over_http(policy)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "engine is asleep" in refused.text
+    for _ in range(2):
+        assert httpx.post(f"{policy['http']}/resume_memory_occupation").content == b"null"
+        after = unpack(over_http(policy).content)["actions"]
+        assert np.allclose(after, before, atol=ROUNDING)
 
 
 def test_what_given_actions_lead_to(policy):

@@ -27,7 +27,7 @@ from phalanx.models.pi05.main_pi05 import (
     PI05Request,
     PI05RolloutRequest,
 )
-from phalanx.schema.control import LoadWeights, Sleep, Wake
+from phalanx.schema.control import LoadWeights
 from phalanx.testing import check_batching_entry
 from tests.models.pi.stored import FLOAT32, HEADS, checkpoint, close, observation, request, stored
 
@@ -187,10 +187,7 @@ def test_r74_r79_every_replica_is_a_whole_policy():
     assert sum(served) == 4 and len(served) == 2 and min(served) >= 1
 
 
-def test_memory_and_files_of_weights_are_refused_with_what_to_do_instead(engine):
-    assert engine.control(Wake())
-    with pytest.raises(InvalidRequestError, match="stop its server"):
-        engine.control(Sleep())
+def test_files_of_weights_are_refused_with_what_to_do_instead(engine):
     with pytest.raises(
         InvalidRequestError, match="LoadWeights; its weights come by ReplaceWeights"
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -98,3 +99,33 @@ def test_what_pi05_cannot_use_is_refused_in_words(server, io, fields, words):
         code, details = client.refused(Observation(**values), model="pi05")
     assert code.name == "INVALID_ARGUMENT"
     assert words in details
+
+
+def test_a_policy_asleep_refuses_robots_and_wakes_to_the_same_actions(server, io):
+    observation = Observation(
+        images={"front": io["in.front_u8"][0], "wrist": io["in.wrist_u8"][0]},
+        state=io["in.state"][0],
+        instructions=TASKS[:1],
+        inputs={"noise": io["in.noise"][0]},
+    )
+    robot = {
+        "observation/front": io["in.front_u8"][0],
+        "observation/wrist": io["in.wrist_u8"][0],
+        "observation/state": io["in.state"][0],
+        "prompt": TASKS[0],
+    }
+    with server.client() as client, httpx.Client(base_url=server.url) as http:
+        before = client.infer(observation).actions.values
+        for _ in range(2):
+            assert http.post("/release_memory_occupation", json={}).content == b"null"
+        error = client.future(observation).exception()
+        assert error.code().name == "UNAVAILABLE" and "engine is asleep" in error.details()
+        assert ("phalanx-not-started", "1") in error.trailing_metadata()
+        assert not client.healthy() and http.get("/healthz").status_code == 503
+        with OpenpiConnection(server.url) as connection:
+            assert "engine is asleep" in connection.infer(robot)
+            for _ in range(2):
+                assert http.post("/resume_memory_occupation", json={}).content == b"null"
+            assert np.isfinite(connection.infer(robot)["actions"]).all()
+        assert client.healthy() and http.get("/healthz").status_code == 200
+        assert np.array_equal(client.infer(observation).actions.values, before)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.loading import load_service
 from phalanx.models.causal_lm.service import CausalLMService
 from phalanx.models.causal_lm.validation import check_request
-from phalanx.plugin import BatchingEntry, ServingAdapter, WeightStore
-from phalanx.schema.control import ControlOp, Question, WeightAnswer
-from phalanx.schema.events import Event
+from phalanx.plugin import ServiceEntry, ServingAdapter, WeightStore
+from phalanx.schema.control import Question, WeightAnswer
 from phalanx.schema.generate import GenerateOutput, GenerateRequest
 from phalanx.schema.limits import Limits
 from phalanx.schema.parallel import ParallelConfig
-from phalanx.schema.statistics import LoopStatistics
 
 
-class CausalLM(BatchingEntry):
+class CausalLM(ServiceEntry[CausalLMService]):
     """Llama, Qwen2 and Qwen3 from a Hugging Face directory, on one rank or tensor parallel."""
 
     name = "causal_lm"
@@ -26,8 +24,6 @@ class CausalLM(BatchingEntry):
     request_cls = GenerateRequest
     output_cls = GenerateOutput
     parallel_domains = frozenset({"dense", "attention"})
-
-    _service: CausalLMService
 
     @staticmethod
     def validate(request: GenerateRequest, limits: Limits) -> None:
@@ -54,31 +50,14 @@ class CausalLM(BatchingEntry):
 
         return CausalLMServing(args)
 
-    def setup(self, args: CausalLMArgs) -> None:
-        self._service = load_service(args)
-
-    @property
-    def limits(self) -> Limits:
-        return self._service.limits
+    def load(self, args: CausalLMArgs) -> CausalLMService:
+        return load_service(args)
 
     def start(self, rid: str, request: GenerateRequest) -> None:
         self._service.start(rid, request)
 
-    def cancel(self, rid: str) -> None:
-        self._service.cancel(rid)
-
-    def tick(self) -> Sequence[Event]:
-        return self._service.tick()
-
-    @property
-    def busy(self) -> bool:
-        return self._service.busy
-
     def wake_with(self, wake: Callable[[], None]) -> None:
         self._service.wake_with(wake)
-
-    def control(self, op: ControlOp) -> bool:
-        return self._service.control(op)
 
     def ask(self, question: Question) -> WeightAnswer:
         return self._service.ask(question)
@@ -86,9 +65,3 @@ class CausalLM(BatchingEntry):
     @property
     def weights(self) -> WeightStore:
         return self._service.weights
-
-    def statistics(self) -> LoopStatistics:
-        return self._service.statistics()
-
-    def close(self) -> None:
-        self._service.close()

@@ -19,6 +19,7 @@ from phalanx.errors import ConfigurationError
 from phalanx.heap import give_back_freed_memory
 from phalanx.loop.eviction import EVICTION_POLICIES
 from phalanx.loop.pipelined_loop import PipelinedLoop
+from phalanx.loop.resident_memory import ResidentMemory
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.args import CausalLMArgs
@@ -28,7 +29,6 @@ from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue
 from phalanx.models.causal_lm.node import DecoderNode
 from phalanx.models.causal_lm.operations import Operations
-from phalanx.models.causal_lm.resident_memory import ResidentMemory
 from phalanx.models.causal_lm.sequence import NODE, SequenceLimits
 from phalanx.models.causal_lm.service import CausalLMService, ServiceParts
 from phalanx.models.causal_lm.token_grammar import GrammarCompiler

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
+from phalanx.loop.service import LoopService
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.causal_lm.completions import Completions, combined
 from phalanx.models.causal_lm.grammar import GrammarSource
@@ -20,15 +23,7 @@ from phalanx.models.causal_lm.sequence import Sequence, SequenceLimits
 from phalanx.models.causal_lm.sequence_maker import SequenceMaker, child_id
 from phalanx.models.causal_lm.token_grammar import TokenGrammar
 from phalanx.processing.text import TextTokenizer
-from phalanx.schema.control import (
-    Continue,
-    ControlOp,
-    Flush,
-    Pause,
-    PauseMode,
-    Question,
-    WeightAnswer,
-)
+from phalanx.schema.control import ControlOp, Question, WeightAnswer
 from phalanx.schema.events import Delta, Event, Failed, Final
 from phalanx.schema.generate import GenerateRequest
 from phalanx.schema.limits import Limits
@@ -52,7 +47,7 @@ class ServiceParts:
     grammars: GrammarQueue
 
 
-class CausalLMService:
+class CausalLMService(LoopService):
     """See the module. Called by one thread."""
 
     def __init__(
@@ -69,13 +64,10 @@ class CausalLMService:
         self._handing = HandingOver(cache, positions, node.num_ranks)
         self._arriving: dict[str, Sequence] = {}
         """Completions that begin with another engine's state."""
-        self.limits = limits
-        self._engine = engine
-        self._loop = parts.loop
+        super().__init__(engine, parts.loop, parts.operations.memory, limits)
         self._node = node
         self._operations = parts.operations
         self.weights = parts.operations.weights
-        self._paused = False
         self._sequences = SequenceMaker(
             tokenizer, sequence_limits, limits, self._handing.keep, parts.operations.served
         )
@@ -102,7 +94,7 @@ class CausalLMService:
             self._fail_early(rid, request, made.error)
 
     def _begin(self, rid: str, request: GenerateRequest) -> None:
-        memory = self._operations.memory
+        memory = self._memory.state
         if not memory.ready:
             raise memory.refusal()
         prompt = self._sequences.prompt(rid, request)
@@ -138,29 +130,9 @@ class CausalLMService:
         self._node.together.check()
         return events
 
-    def control(self, op: ControlOp) -> bool:
-        """Apply an operation. Raises as `BatchingEntry.control`."""
-        match op:
-            case Pause(mode):
-                self._paused = self._loop.paused = True
-                if mode is PauseMode.ABORT:
-                    self._cancel_all()
-                elif mode is PauseMode.RETRACT:
-                    self._loop.push_back_all()
-                return True
-            case Continue():
-                self._paused = False
-                self._compute_or_wait()
-                return True
-            case Flush():
-                # What is held for another engine belongs to a request that is not over. While paused,
-                # requests that have nothing of the cache wait for what comes after the flush.
-                if not ((self._idle() or self._paused) and self._engine.at_rest()):
-                    return False
-                self._engine.prefixes.forget()
-                return True
-            case _:
-                return self._operate(op)
+    def operate(self, op: ControlOp, *, at_rest: bool) -> bool:
+        assert isinstance(op, Operation)
+        return self._operations.apply(op, at_rest=at_rest)
 
     def ask(self, question: Question) -> WeightAnswer:
         """Answer about the weights. Raises as `BatchingEntry.ask`."""
@@ -168,51 +140,29 @@ class CausalLMService:
         return self._operations.ask(question)
 
     def statistics(self) -> LoopStatistics:
-        cache, memory = self._cache, self._operations.memory
-        return LoopStatistics(
-            num_running=self._loop.num_running,
-            num_waiting=self._loop.num_waiting + len(self._grammars),
-            num_steps=self._loop.num_steps,
-            num_ahead=self._loop.num_ahead,
-            num_discarded=self._loop.num_discarded,
+        counted = super().statistics()
+        return msgspec.structs.replace(
+            counted,
+            num_waiting=counted.num_waiting + len(self._grammars),
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
-            num_retractions=self._loop.num_push_backs,
-            num_offloads=self._loop.num_offloads,
-            num_reloads=self._loop.num_reloads,
-            num_offloaded=self._loop.num_offloaded,
-            last_batch_size=self._loop.last_batch_size,
-            pool_tokens=self.limits.pool_tokens or 0,
-            pool_used_tokens=cache.used_tokens,
-            pool_cached_tokens=cache.cached_tokens,
-            paused=self._paused,
-            asleep=memory.asleep,
-            waiting_for_weights=memory.waiting_for_weights,
-            stage_s=self._engine.stage_s(),
+            pool_used_tokens=self._cache.used_tokens,
+            pool_cached_tokens=self._cache.cached_tokens,
         )
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and len(self._grammars) == 0
+
+    def cancel_all(self) -> None:
+        self._early.extend(map(self._cancelled_early, self._grammars.remove_all()))
+        super().cancel_all()
 
     def close(self) -> None:
         self._operations.close()
-        self._cancel_all()
+        super().close()
         self._grammars.close()
-        self._loop.close()
-        self._engine.shutdown()
-
-    def _operate(self, op: Operation) -> bool:
-        idle = self._idle()
-        try:
-            return self._operations.apply(op, at_rest=idle or self._paused)
-        finally:
-            self._compute_or_wait()
-
-    def _idle(self) -> bool:
-        """Whether no request is live, once what is computed now has been accounted for."""
-        self._loop.land()
-        return self._loop.idle and len(self._grammars) == 0
-
-    def _compute_or_wait(self) -> None:
-        self._loop.paused = self._paused or not self._operations.memory.ready
 
     def _drop(self, child: str, message: str) -> None:
         """End a completion of which nobody is told."""
@@ -246,10 +196,6 @@ class CausalLMService:
         """The end of a request that could not begin."""
         self._handing.drop(request.handoff, f"the request could not begin: {error}")
         self._early.append(Failed(rid, error))
-
-    def _cancel_all(self) -> None:
-        self._early.extend(map(self._cancelled_early, self._grammars.remove_all()))
-        self._loop.cancel_all()
 
     def _cancelled_early(self, prompt: Prompt) -> Final:
         """The end of a request that was cancelled before it could run."""

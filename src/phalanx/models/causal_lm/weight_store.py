@@ -8,41 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from phalanx.device.memory_account import tensor_bytes
 from phalanx.device.operators.base import Operators
 from phalanx.errors import CheckpointError, InvalidRequestError
 from phalanx.layers.checkpoint import Given
 from phalanx.layers.linear import Linear
+from phalanx.layers.shells import parameter_bytes
+from phalanx.layers.weight_files import WeightOrigin
 from phalanx.layers.weight_slots import Slot, Target
 from phalanx.models.causal_lm.checkpoint import ignored, load_weights, names_in, opened
 from phalanx.models.causal_lm.decoder import Decoder
 from phalanx.models.causal_lm.weight_targets import targets_of
 
 logger = logging.getLogger(__name__)
-
-_Stamp = tuple[tuple[str, int, int, int], ...]
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """The directory that all weights came from, and what its files were then."""
-
-    directory: Path
-    stamp: _Stamp
-
-    @classmethod
-    def of(cls, directory: Path) -> _Origin:
-        return cls(directory, _stamp(directory))
-
-    @property
-    def unchanged(self) -> bool:
-        return _stamp(self.directory) == self.stamp
 
 
 class DecoderWeights:
@@ -69,9 +51,9 @@ class DecoderWeights:
         self._directory = directory
         self._rewritten = False
         """Whether the directory has brought other weights since: a trainer writes to it."""
-        origin = _Origin.of(directory)
+        origin = WeightOrigin.of(directory)
         self._load()
-        self._origin: _Origin | None = origin
+        self._origin: WeightOrigin | None = origin
 
     @property
     def packed_bytes(self) -> int:
@@ -83,7 +65,7 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Memory that all of them hold, in every form."""
-        return tensor_bytes(self._decoder.parameters()) + self.packed_bytes
+        return parameter_bytes(self._decoder)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,7 +139,7 @@ class DecoderWeights:
         they may come back later as well.
         """
         self._origin = None
-        origin = _Origin.of(directory)
+        origin = WeightOrigin.of(directory)
         with opened(directory) as checkpoint:
             self._put(checkpoint.fitting(self.targets, names_in(directory, self._decoder.config)))
         if directory.resolve() == self._directory.resolve():
@@ -251,11 +233,3 @@ class DecoderWeights:
 
 def _just(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor.detach()
-
-
-def _stamp(directory: Path) -> _Stamp:
-    """What tells whether files of a directory were written since; a missing one is none."""
-    if not directory.is_dir():
-        return ()
-    stats = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors*"))]
-    return tuple((name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in stats)

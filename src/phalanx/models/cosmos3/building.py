@@ -10,12 +10,15 @@ from pathlib import Path
 
 from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
+from phalanx.device.memory_account import create_account
 from phalanx.device.operators import create_operators
 from phalanx.device.operators.base import Operators
 from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
 from phalanx.errors import CheckpointError, ConfigurationError
 from phalanx.layers.unipc import SchedulerConfig
+from phalanx.loop.model_memory import ModelMemory
+from phalanx.loop.resident_memory import ResidentMemory
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.cosmos3 import denoise_node, text_node
@@ -34,14 +37,16 @@ from phalanx.models.cosmos3.vae.checkpoint import load_vae
 from phalanx.models.cosmos3.vae.codec import WanVae
 from phalanx.models.cosmos3.vae.tiling import TiledDecoder, Tiling
 from phalanx.models.cosmos3.validation import limits_of
+from phalanx.models.cosmos3.weight_store import Cosmos3Weights
 from phalanx.parallel.current import current_mesh
 from phalanx.parallel.ranks import Fact, Ranks
 from phalanx.processing.text.files import read_json
+from phalanx.schema.control import MemoryTag
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.base import ResourceSpec
 from phalanx.step.resources.joint_attention import JointAttentionSpec
-from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec
 from phalanx.step.resources.ragged_attention import RaggedAttentionSpec
 from phalanx.step.submodule import NodeSubmodule
 
@@ -63,6 +68,11 @@ class LoadedCosmos3:
     scheduler: SchedulerConfig
     branches: BranchRanks
     lockstep: Lockstep
+    everyone: Ranks
+    """All ranks of the replica."""
+    weights: Cosmos3Weights
+    memory: ResidentMemory
+    """It has been told of the weights."""
     backend: DeviceBackend
     operators: Operators
 
@@ -82,16 +92,20 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
     ranks, branches = Ranks.current(backend.device), BranchRanks.current()
     mesh = current_mesh()
     world = None if mesh is None or mesh.world_size == 1 else mesh.group("world")
+    everyone = Ranks.alone(backend.device) if world is None else Ranks(world, world)
     if world is not None:
-        Ranks(world, world).check_same(_facts(args, directory))
+        everyone.check_same(_facts(args, directory))
     operators = create_operators(args.native_operators, backend.device.type, dtype)
     transformer = load_transformer(
         directory, operators, backend.device, dtype, ranks, strict=args.weight_strict
     )
     if world is not None:
-        Ranks(world, world).check_same({"the checksum of its weights": transformer.checksum()})
+        everyone.check_same({"the checksum of its weights": transformer.checksum()})
     vae, scheduler = load_vae(directory, backend.device, dtype), read_scheduler(directory)
     _check_latents(transformer, vae, directory)
+    weights = Cosmos3Weights(transformer, vae, directory, backend.device, strict=args.weight_strict)
+    memory = ResidentMemory(create_account(backend.device))
+    memory.hold(MemoryTag.WEIGHTS, weights.num_bytes)
     decoder: VideoDecoder | None = None
     if args.vae_tiling:
         decoder = TiledDecoder(vae, Tiling(), world)
@@ -108,7 +122,17 @@ def load_model(args: Cosmos3Args) -> LoadedCosmos3:
         operators.name,
     )
     return LoadedCosmos3(
-        transformer, vae, decoder, scheduler, branches, Lockstep(world), backend, operators
+        transformer=transformer,
+        vae=vae,
+        decoder=decoder,
+        scheduler=scheduler,
+        branches=branches,
+        lockstep=Lockstep(world),
+        everyone=everyone,
+        weights=weights,
+        memory=memory,
+        backend=backend,
+        operators=operators,
     )
 
 
@@ -120,14 +144,20 @@ def build_service(
     text = nodes[TEXT_NODE]
     assert isinstance(text, TextNode)
     engine = StepEngine(model.backend)
-    engine.load_model(nodes, list(specs_of(model, args)))
-    engine.warm_up()
+    with model.memory.closed_on_failure():
+        engine.load_model(nodes, list(specs_of(model, args)))
+        cache = engine.resource(KV)
+        assert isinstance(cache, KVCache)
+        model.memory.hold(MemoryTag.KV_CACHE, cache.num_bytes)
+        engine.warm_up()
     config = model.transformer.config
     rows = RowMaker(config, model.scheduler, model.backend.device, decode_video=decode_video)
     num_branches = model.branches.num_branches
     budget = Budget(num_branches * args.max_tokens, args.max_batch_size)
+    loop = StepLoop(engine, budget)
+    memory = ModelMemory(engine, loop, model.weights, model.everyone, model.memory)
     return Cosmos3Service(
-        ServiceParts(engine, StepLoop(engine, budget), rows, text, model.lockstep, num_branches),
+        ServiceParts(engine, loop, memory, rows, text, model.lockstep, num_branches),
         answer,
         limits_of(config, args),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,23 +20,18 @@ from phalanx.models.cosmos3.request import (
 )
 from phalanx.models.cosmos3.service import Cosmos3Service
 from phalanx.models.cosmos3.validation import check_video_request
-from phalanx.plugin import BatchingEntry, PolicyAdapter, VideoAdapter
-from phalanx.schema.control import ControlOp
-from phalanx.schema.events import Event
+from phalanx.plugin import PolicyAdapter, ServiceEntry, VideoAdapter
 from phalanx.schema.limits import Limits
 from phalanx.schema.parallel import ParallelConfig
-from phalanx.schema.statistics import LoopStatistics
 
 CFG_SIZES = (1, 2)
 TP_SIZES = (1, 2, 4, 8)
 
 
-class Cosmos3Entry(BatchingEntry):
+class Cosmos3Entry(ServiceEntry[Cosmos3Service]):
     """Over tensor-parallel ranks, and two ranks for the branches of guidance."""
 
     parallel_domains: ClassVar[frozenset[str]] = frozenset({"cfg", "dense", "attention"})
-
-    _service: Cosmos3Service
 
     @classmethod
     def validate_parallel(
@@ -82,38 +76,8 @@ class Cosmos3Entry(BatchingEntry):
             resolved = parallel.resolve(parallel.infer_replica_world_size())
             read_config(directory).check_tensor_parallel(resolved.tp_size("dense"))
 
-    @abstractmethod
-    def load(self, args: Cosmos3Args) -> Cosmos3Service:
-        """Load the checkpoint and build everything that serves it."""
-
-    def setup(self, args: Cosmos3Args) -> None:
-        self._service = self.load(args)
-
-    @property
-    def limits(self) -> Limits:
-        return self._service.limits
-
     def start(self, rid: str, request: Cosmos3T2VRequest | Cosmos3ActionRequest) -> None:
         self._service.start(rid, request)
-
-    def cancel(self, rid: str) -> None:
-        self._service.cancel(rid)
-
-    def tick(self) -> Sequence[Event]:
-        return self._service.tick()
-
-    @property
-    def busy(self) -> bool:
-        return self._service.busy
-
-    def control(self, op: ControlOp) -> bool:
-        return self._service.control(op)
-
-    def statistics(self) -> LoopStatistics:
-        return self._service.statistics()
-
-    def close(self) -> None:
-        self._service.close()
 
 
 class Cosmos3(Cosmos3Entry):

@@ -7,22 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from phalanx.loop.model_memory import ModelMemory
+from phalanx.loop.service import LoopService
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.cosmos3.lockstep import Lockstep
 from phalanx.models.cosmos3.request import Cosmos3ActionRequest, Cosmos3T2VRequest
 from phalanx.models.cosmos3.row import KV, MediaRequest
 from phalanx.models.cosmos3.row_maker import RowMaker
 from phalanx.models.cosmos3.text_node import TextNode
-from phalanx.schema.control import (
-    Continue,
-    ControlOp,
-    Flush,
-    Pause,
-    PauseMode,
-    SetWeightVersion,
-    Sleep,
-    Wake,
-)
+from phalanx.schema.control import ControlOp, SetWeightVersion, Sleep, Wake
 from phalanx.schema.events import Event, Failed, Final
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
@@ -40,26 +35,21 @@ class ServiceParts:
 
     engine: StepEngine
     loop: StepLoop
+    memory: ModelMemory
     rows: RowMaker
     text: TextNode
     lockstep: Lockstep
     num_branches: int
 
 
-class Cosmos3Service:
+class Cosmos3Service(LoopService):
     """See the module. Called by one thread."""
 
     def __init__(self, parts: ServiceParts, answer: Answer, limits: Limits) -> None:
-        self.limits = limits
+        super().__init__(parts.engine, parts.loop, parts.memory, limits)
         self._parts = parts
-        self._engine = parts.engine
-        self._loop = parts.loop
         self._answer = answer
         self._warned = False
-
-    @property
-    def busy(self) -> bool:
-        return self._loop.busy
 
     def start(self, rid: str, request: Cosmos3T2VRequest | Cosmos3ActionRequest) -> None:
         """Queue a request that was found valid."""
@@ -75,10 +65,7 @@ class Cosmos3Service:
                 "have nothing to compute of such requests; this is said once",
                 rid,
             )
-        self._loop.start(rid, row)
-
-    def cancel(self, rid: str) -> None:
-        self._loop.cancel(rid)
+        self.begin(rid, row)
 
     def tick(self) -> list[Event]:
         """Run one step. Raises `PhalanxDistError` where this rank cannot go on with the others."""
@@ -90,57 +77,27 @@ class Cosmos3Service:
         lockstep.check()
         return events
 
-    def control(self, op: ControlOp) -> bool:
+    def operate(self, op: ControlOp, *, at_rest: bool) -> bool:
         match op:
-            case Pause(mode):
-                self._loop.paused = True
-                if mode is PauseMode.ABORT:
-                    self._loop.cancel_all()
-                elif mode is PauseMode.RETRACT:
-                    self._loop.push_back_all()
+            case SetWeightVersion():
                 return True
-            case Continue():
-                self._loop.paused = False
-                return True
-            case Flush():
-                if not (self._loop.idle and self._engine.at_rest()):
-                    return False
-                self._engine.prefixes.forget()
-                return True
-            case SetWeightVersion() | Wake():
-                return True  # it holds everything all the time
-            case Sleep():
-                raise NotImplementedError(
-                    "Cosmos3 gives no memory back while it is loaded; stop its server, or close its "
-                    "engine, and start it again when it is wanted"
-                )
+            case Sleep() | Wake():
+                return super().operate(op, at_rest=at_rest)
             case _:
                 raise NotImplementedError(
                     f"Cosmos3 does not do {type(op).__name__}; load another checkpoint instead"
                 )
 
     def statistics(self) -> LoopStatistics:
-        loop, text, cache = self._loop, self._parts.text, self._engine.resource(KV)
+        text, cache = self._parts.text, self._engine.resource(KV)
         assert isinstance(cache, KVCache)
-        return LoopStatistics(
-            num_running=loop.num_running,
-            num_waiting=loop.num_waiting,
-            num_steps=loop.num_steps,
+        return msgspec.structs.replace(
+            super().statistics(),
             num_prompt_tokens=text.num_read,
             num_cached_tokens=text.num_found,
-            num_retractions=loop.num_push_backs,
-            last_batch_size=loop.last_batch_size,
-            pool_tokens=self.limits.pool_tokens or 0,
             pool_used_tokens=cache.used_tokens,
             pool_cached_tokens=cache.cached_tokens,
-            paused=loop.paused,
-            stage_s=self._engine.stage_s(),
         )
-
-    def close(self) -> None:
-        self._loop.cancel_all()
-        self._loop.close()
-        self._engine.shutdown()
 
     def _answered(self, event: Event) -> Event:
         """The end of a row as its request's."""

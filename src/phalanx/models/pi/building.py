@@ -12,10 +12,15 @@ import torch
 
 from phalanx.device import create_backend
 from phalanx.device.base import DeviceBackend
+from phalanx.device.memory_account import create_account
 from phalanx.device.operators import create_operators
 from phalanx.device.operators.base import Operators
 from phalanx.device.stage_times import StageTimes
 from phalanx.engine_config import get_engine_config
+from phalanx.heap import give_back_freed_memory
+from phalanx.layers.shells import parameter_bytes
+from phalanx.loop.model_memory import ModelMemory
+from phalanx.loop.resident_memory import ResidentMemory
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.pi.checkpoint import PiCheckpoint, WeightRemap
@@ -23,9 +28,9 @@ from phalanx.models.pi.config import PiConfig
 from phalanx.models.pi.expert import ActionExpert
 from phalanx.models.pi.expert_node import ExpertNode
 from phalanx.models.pi.geometry import PiGeometry, resolve_geometry
-from phalanx.models.pi.loading import check_report, load_weights
+from phalanx.models.pi.loading import WeightSource
 from phalanx.models.pi.model import PiModel
-from phalanx.models.pi.names import EMBEDDING, LM_HEAD
+from phalanx.models.pi.names import EMBEDDING
 from phalanx.models.pi.prefix_nodes import PolicyNode, PrefixNode, VisionNode
 from phalanx.models.pi.rollout import VALUE
 from phalanx.models.pi.row import EXPERT_NODE, LATENTS, PREFIX_NODE, VISION_NODE
@@ -33,12 +38,14 @@ from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.service import PolicyService
 from phalanx.models.pi.targets import Target
 from phalanx.models.pi.weight_store import PolicyWeights
-from phalanx.models.pi.weights import prefix_targets, randomize, unused_names
+from phalanx.models.pi.weights import prefix_targets, unused_names
+from phalanx.parallel.ranks import Ranks
+from phalanx.schema.control import MemoryTag
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
 from phalanx.step.resources.attention import AttentionSpec
 from phalanx.step.resources.base import ResourceSpec
-from phalanx.step.resources.kv_cache import KVConfig, KVSpec
+from phalanx.step.resources.kv_cache import KVCache, KVConfig, KVSpec
 from phalanx.step.resources.slot_state import SlotStateSpec, StateBlock
 
 logger = logging.getLogger(__name__)
@@ -74,12 +81,13 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """The weights in memory, and what was made for them."""
+    """The weights in memory, and what was made for them. `memory` has been told of the weights."""
 
     model: PiModel
     backend: DeviceBackend
     operators: Operators
     weights: PolicyWeights
+    memory: ResidentMemory
 
 
 def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
@@ -103,27 +111,20 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
         expert = kind.make_expert(geometry, dtype, operators)
         model = PiModel(geometry, expert, dtype, options.vision_dtype, operators)
     model.to(backend.device)
-    randomize_first = checkpoint is None or not options.weight_strict
-    if randomize_first:
-        randomize(model, runtime.seed or 0)
     tied = shapes is not None and EMBEDDING not in shapes
     targets, unused = targets_of(model, tied=tied), unused_names(model, tied=tied)
-    if checkpoint is not None:
-        report = load_weights(targets, unused, checkpoint.tensors())
-        report = report.without(expert.trained_later)
-        check_report(report, checkpoint.directory, strict=options.weight_strict)
-    model.pack()
+    source = WeightSource(checkpoint, options.weight_strict, runtime.seed or 0)
+    weights = PolicyWeights(model, targets, unused, options.weight_remap, source)
+    give_back_freed_memory()  # what they were read and packed from
     logger.info(
         "loaded a policy of %d layers in %s, operators %s",
         geometry.num_layers,
         str(dtype).removeprefix("torch."),
         operators.name,
     )
-    if tied:
-        # A trainer whose head and embedding are one may send it by either name, or by both.
-        targets[EMBEDDING] = targets[LM_HEAD]
-    weights = PolicyWeights(model, targets, unused, options.weight_remap)
-    return LoadedPolicy(model, backend, operators, weights)
+    memory = ResidentMemory(create_account(backend.device))
+    memory.hold(MemoryTag.WEIGHTS, parameter_bytes(model))
+    return LoadedPolicy(model, backend, operators, weights, memory)
 
 
 def geometry_of(
@@ -152,7 +153,11 @@ def build_service(
     """A service of `max_batch_size` rows at once."""
     geometry = policy.model.geometry
     nodes = nodes_of(policy, max_batch_size, captures_rollouts=captures_rollouts)
-    engine = build_engine(policy, nodes, max_batch_size)
+    with policy.memory.closed_on_failure():
+        engine = build_engine(policy, nodes, max_batch_size)
+        cache = engine.resource("kv")
+        assert isinstance(cache, KVCache)
+        policy.memory.hold(MemoryTag.KV_CACHE, cache.num_bytes)
     budget = Budget(_step_tokens(policy, max_batch_size), max_batch_size)
     generator = torch.Generator()
     seed = get_engine_config().runtime.seed
@@ -160,9 +165,11 @@ def build_service(
         generator.seed()
     else:
         generator.manual_seed(seed)
+    loop, ranks = StepLoop(engine, budget), Ranks.alone(policy.backend.device)
     return PolicyService(
         engine,
-        StepLoop(engine, budget),
+        loop,
+        ModelMemory(engine, loop, policy.weights, ranks, policy.memory),
         policy.weights,
         RowMaker(geometry, policy.backend.device, generator),
         geometry.image_tokens,

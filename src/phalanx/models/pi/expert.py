@@ -53,6 +53,9 @@ class ActionExpert(nn.Module, ABC):
         """Names of tensors that a checkpoint may lack, since only a trained policy has them."""
         return frozenset()
 
+    def draw_untrained(self) -> None:
+        """Give those the values that an untrained policy has there."""
+
     @abstractmethod
     def targets(self) -> Iterable[tuple[str, Target]]:
         """Where a checkpoint's tensors go, by their plain names."""

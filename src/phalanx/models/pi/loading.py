@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
+from phalanx.layers.weight_files import WeightOrigin
+from phalanx.models.pi.checkpoint import PiCheckpoint
+from phalanx.models.pi.model import PiModel
 from phalanx.models.pi.targets import Target
+from phalanx.models.pi.weights import randomize
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,33 @@ class LoadReport:
         parts = ("missing", self.missing), ("unexpected", self.unexpected)
         shown = (*parts, ("misshapen", self.misshapen))
         return "; ".join(f"{kind} {_listed(names)}" for kind, names in shown)
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where a policy's weights come from: a checkpoint, or chance, of which there is always the same."""
+
+    checkpoint: PiCheckpoint | None
+    strict: bool
+    seed: int
+
+    @property
+    def origin(self) -> WeightOrigin:
+        """The files that there are now."""
+        return WeightOrigin.of(*([self.checkpoint.directory] if self.checkpoint else []))
+
+    def fill(self, model: PiModel, targets: Targets, unused: frozenset[str]) -> None:
+        """Give all networks their weights, in the fastest form that this device has.
+
+        Raises `CheckpointError` for a checkpoint that does not fit.
+        """
+        if self.checkpoint is None or not self.strict:
+            randomize(model, self.seed)
+        if self.checkpoint is not None:
+            report = load_weights(targets, unused, self.checkpoint.tensors())
+            report = report.without(model.expert.trained_later)
+            check_report(report, self.checkpoint.directory, strict=self.strict)
+        model.pack()
 
 
 def load_weights(

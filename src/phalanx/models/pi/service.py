@@ -10,26 +10,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from phalanx.loop.model_memory import ModelMemory
+from phalanx.loop.service import LoopService
 from phalanx.loop.step_loop import StepLoop
 from phalanx.models.pi.request import PiRequest
 from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, gathered
 from phalanx.models.pi.row import PolicyRow, RowInputs
 from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.weight_store import PolicyWeights
-from phalanx.schema.control import (
-    Continue,
-    ControlOp,
-    Flush,
-    Pause,
-    PauseMode,
-    ReplaceWeights,
-    SetWeightVersion,
-    Sleep,
-    Wake,
-)
+from phalanx.schema.control import ControlOp, ReplaceWeights, SetWeightVersion, Sleep, Wake
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
-from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.engine import StepEngine
 
 
@@ -43,32 +34,27 @@ class _Group:
     cancelled: bool = False
 
 
-class PolicyService:
+class PolicyService(LoopService):
     """See the module. Called by one thread."""
 
     def __init__(
         self,
         engine: StepEngine,
         loop: StepLoop,
+        memory: ModelMemory,
         weights: PolicyWeights,
         rows: RowMaker,
         image_tokens: int,
         limits: Limits,
     ) -> None:
-        self.limits = limits
+        super().__init__(engine, loop, memory, limits)
         self.weights = weights
-        self._engine = engine
-        self._loop = loop
         self._rows = rows
         self._image_tokens = image_tokens
         self._groups: dict[str, _Group] = {}
         self._parents: dict[str, str] = {}
         self._dropped: set[str] = set()
         """Rows of a failed request whose events of the running tick nobody wants."""
-
-    @property
-    def busy(self) -> bool:
-        return self._loop.busy
 
     def start(self, rid: str, request: PiRequest, state: Tensor | None = None) -> None:
         """Queue a request; `state` (B, size) where the expert reads one."""
@@ -93,7 +79,7 @@ class PolicyService:
         self._groups[rid] = _Group(children)
         self._parents.update(dict.fromkeys(children, rid))
         for child, inputs in zip(children, rows, strict=True):
-            self._loop.start(child, PolicyRow(inputs, self._image_tokens))
+            self.begin(child, PolicyRow(inputs, self._image_tokens))
 
     def cancel(self, rid: str) -> None:
         group = self._groups.get(rid)
@@ -108,55 +94,25 @@ class PolicyService:
         self._dropped.clear()
         return events
 
-    def control(self, op: ControlOp) -> bool:
+    def operate(self, op: ControlOp, *, at_rest: bool) -> bool:
         match op:
-            case Pause(mode):
-                self._loop.paused = True
-                if mode is PauseMode.ABORT:
-                    self._loop.cancel_all()
-                elif mode is PauseMode.RETRACT:
-                    self._loop.push_back_all()
-                return True
-            case Continue():
-                self._loop.paused = False
-                return True
-            case Flush():
-                return self._loop.idle and self._engine.at_rest()
             case ReplaceWeights(tensors):
+                self._memory.expect_weights()
                 for name, tensor in tensors.items():
                     self.weights.check_weight(name, tensor)
                 self._loop.push_back_all()
                 self.weights.replace(tensors)
+                self._memory.warm_up()
                 return True
-            case SetWeightVersion() | Wake():
-                return True  # it holds everything all the time
-            case Sleep():
-                raise NotImplementedError(
-                    "a pi policy gives no memory back while it is loaded; stop its server, or close "
-                    "its engine, and start it again when it is wanted"
-                )
+            case SetWeightVersion():
+                return True
+            case Sleep() | Wake():
+                return super().operate(op, at_rest=at_rest)
             case _:
                 raise NotImplementedError(
                     f"a pi policy does not do {type(op).__name__}; its weights come by ReplaceWeights,"
                     " or POST /update_weights_from_tensor"
                 )
-
-    def statistics(self) -> LoopStatistics:
-        loop = self._loop
-        return LoopStatistics(
-            num_running=loop.num_running,
-            num_waiting=loop.num_waiting,
-            num_steps=loop.num_steps,
-            num_retractions=loop.num_push_backs,
-            last_batch_size=loop.last_batch_size,
-            paused=loop.paused,
-            stage_s=self._engine.stage_s(),
-        )
-
-    def close(self) -> None:
-        self._loop.cancel_all()
-        self._loop.close()
-        self._engine.shutdown()
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A row's event as its request's: one `Scheduled`, one end when all rows have ended."""

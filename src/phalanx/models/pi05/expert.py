@@ -69,6 +69,10 @@ class PI05Expert(ActionExpert):
         head = self.value_head
         return frozenset() if head is None else frozenset(name for name, _ in head.targets())
 
+    def draw_untrained(self) -> None:
+        if self.value_head is not None:
+            self.value_head.draw()
+
     def embedded_time(self, time: float) -> Tensor:
         """Sines and cosines of a time, float32 [1, width]."""
         geometry = self._geometry

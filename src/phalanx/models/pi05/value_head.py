@@ -18,7 +18,12 @@ class ValueHead(nn.Module):
         inner = max(width // 2, 1)
         self.enter = Linear(width, inner, bias=True, dtype=torch.float32)
         self.leave = Linear(inner, 1, bias=True, dtype=torch.float32)
+        self.draw()
+
+    def draw(self) -> None:
+        """Make it a new one; always the same."""
         generator = torch.Generator().manual_seed(0)
+        inner, width = self.enter.weight.shape
         drawn = torch.randn((inner, width), generator=generator, device="cpu") / width**0.5
         with torch.no_grad():
             self.enter.weight.copy_(drawn)

@@ -21,6 +21,7 @@ from phalanx.clock import Clock
 from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.engine import Engine
 from phalanx.errors import (
+    EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidRequestError,
@@ -99,7 +100,15 @@ class PolicyService:
 
     @property
     def failure(self) -> PhalanxError | None:
-        """Why requests are not taken; None where they are. A broken engine stays broken."""
+        """Why requests are not taken; None where they are."""
+        memory = self.engine.memory
+        return self._fault or (None if memory.ready else memory.refusal())
+
+    @property
+    def _fault(self) -> PhalanxError | None:
+        """The same, but for an engine that sleeps, which refuses each request itself. A broken one
+        stays broken.
+        """
         if self._lifecycle.phase is not Phase.READY:
             return NotReadyError(
                 f"the server is {self._lifecycle.phase}; try again later or elsewhere"
@@ -150,9 +159,9 @@ class PolicyService:
         self._pool.shutdown(cancel_futures=True)
 
     def _refuse_unless_ready(self) -> None:
-        failure = self.failure
-        if failure is not None:
-            raise NotReadyError(str(failure))
+        fault = self._fault
+        if fault is not None:
+            raise NotReadyError(str(fault))
         if self._num_pending >= self._max_pending:
             raise EngineOverloadedError(
                 f"{self._num_pending} requests are pending, as many as "
@@ -246,7 +255,7 @@ class PolicyService:
     def _reported(self, raised: Raised) -> Exception:
         """The error to raise; noted where it is not the caller's."""
         error = policy_failure(raised)
-        if isinstance(error, InvalidRequestError | EngineOverloadedError):
+        if isinstance(error, InvalidRequestError | EngineOverloadedError | EngineAsleepError):
             return error
         logger.error("a request failed: %s", error, exc_info=error)
         if not isinstance(error, EngineUnavailableError):
@@ -265,7 +274,7 @@ def _outcome(error: PhalanxError) -> Outcome:
     match error:
         case EngineOverloadedError():
             return Outcome.OVERLOADED
-        case InvalidRequestError() | NotReadyError():
+        case InvalidRequestError() | NotReadyError() | EngineAsleepError():
             return Outcome.REFUSED
         case RequestAbortedError():
             return Outcome.ABORTED

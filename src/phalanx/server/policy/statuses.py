@@ -8,6 +8,7 @@ from grpc import StatusCode
 
 from phalanx.errors import (
     BodyTooLargeError,
+    EngineAsleepError,
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidInputError,
@@ -42,6 +43,7 @@ _TABLE: tuple[tuple[type[PhalanxError], Status], ...] = (
     (InvalidInputError, Status(StatusCode.INVALID_ARGUMENT)),
     (NotReadyError, Status(StatusCode.UNAVAILABLE, not_started=True)),
     (EngineOverloadedError, Status(StatusCode.RESOURCE_EXHAUSTED, not_started=True)),
+    (EngineAsleepError, Status(StatusCode.UNAVAILABLE, not_started=True)),
     (EngineUnavailableError, Status(StatusCode.UNAVAILABLE)),
     (RequestAbortedError, Status(StatusCode.CANCELLED)),
     (OutOfMemoryError, Status(StatusCode.RESOURCE_EXHAUSTED)),

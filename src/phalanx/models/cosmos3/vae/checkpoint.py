@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from phalanx.errors import CheckpointError
 from phalanx.layers.checkpoint import Checkpoint, TensorNames
+from phalanx.layers.shells import take_parameters
 from phalanx.layers.weight_files import weight_files
 from phalanx.layers.weight_slots import Slot, Target, replicated, whole
 from phalanx.models.cosmos3.vae.blocks import ChannelNorm
@@ -45,14 +46,19 @@ def load_vae(directory: Path, device: torch.device, dtype: torch.dtype) -> WanVa
     with torch.device("meta"):
         vae = WanVae(read_vae_config(directory))
     vae.to(torch.float32 if device.type == "cpu" else dtype)
+    fill_vae(vae, directory, device)
+    return vae
+
+
+def fill_vae(vae: WanVae, directory: Path, device: torch.device) -> None:
+    """Give an autoencoder of empty shells its weights. Raises as `load_vae`."""
     folder = directory / FOLDER
     names = TensorNames(folder, "the autoencoder of Wan 2.2")
     with Checkpoint(weight_files(folder, STEM)) as checkpoint:
         given = checkpoint.fitting(dict(_targets(vae)), names)
-        vae.to_empty(device=device)
+        take_parameters(vae, device)
         for target, read in given:
             _place(target, read(), device)
-    return vae
 
 
 def _targets(vae: WanVae) -> Iterator[tuple[str, Target]]:
