@@ -5,17 +5,34 @@ While memory is given back, or weights have yet to come, requests are refused an
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from phalanx.loop.model_memory import ModelMemory
 from phalanx.loop.request import RequestState
 from phalanx.loop.step_loop import StepLoop
-from phalanx.schema.control import Continue, ControlOp, Flush, Pause, PauseMode, Sleep, Wake
+from phalanx.schema.control import (
+    Continue,
+    ControlOp,
+    Flush,
+    Pause,
+    PauseMode,
+    SetWeightVersion,
+    Sleep,
+    Wake,
+)
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
 from phalanx.step.engine import StepEngine
 
 
 class LoopService:
-    """See the module. Called by one thread."""
+    """See the module. Called by one thread.
+
+    `kind` is what the model is called where an operation is refused, and `instead` what to do then.
+    """
+
+    kind: ClassVar[str] = "this model"
+    instead: ClassVar[str] = "load another checkpoint instead"
 
     def __init__(
         self, engine: StepEngine, loop: StepLoop, memory: ModelMemory, limits: Limits
@@ -79,8 +96,12 @@ class LoopService:
             case Wake(tags):
                 self._memory.wake(tags)
                 return True
+            case SetWeightVersion():
+                return True
             case _:
-                raise NotImplementedError(f"this model does not do {type(op).__name__}")
+                raise NotImplementedError(
+                    f"{self.kind} does not do {type(op).__name__}; {self.instead}"
+                )
 
     def cancel_all(self) -> None:
         """End every live request."""

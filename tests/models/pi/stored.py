@@ -26,10 +26,8 @@ from phalanx.models.pi.prefix_nodes import PolicyNode
 from phalanx.models.pi.row import PolicyRow, RowInputs
 from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi0.entry import PI0
-from phalanx.models.pi0.entry import options_of as pi0_options
 from phalanx.models.pi0.main_pi0 import PI0Args, PI0Config, PI0Request
 from phalanx.models.pi05.entry import PI05
-from phalanx.models.pi05.entry import options_of as pi05_options
 from phalanx.models.pi05.main_pi05 import PI05Args, PI05Config, PI05Request
 from phalanx.schema.events import Failed, Final
 from phalanx.step.engine import StepEngine
@@ -99,11 +97,11 @@ def load(name: str, kind: PolicyKind | None = None, operators: str = "off") -> L
         if name.startswith("pi05"):
             config = PI05Config(vision_num_heads=HEADS)
             args = PI05Args(checkpoint(name), config=config, native_operators=operators)
-            return load_policy(kind or PI05, pi05_options(args))
+            return load_policy(kind or PI05, args)
         args0 = PI0Args(
             checkpoint(name), config=PI0Config(vision_num_heads=HEADS), native_operators=operators
         )
-        return load_policy(kind or PI0, pi0_options(args0))
+        return load_policy(kind or PI0, args0)
 
 
 @cache

@@ -15,9 +15,8 @@ from phalanx.errors import CheckpointError, ConfigurationError
 from phalanx.models.pi.building import LoadedPolicy, load_policy
 from phalanx.models.pi.names import EMBEDDING, LM_HEAD
 from phalanx.models.pi0.entry import PI0
-from phalanx.models.pi0.entry import options_of as pi0_options
 from phalanx.models.pi0.main_pi0 import PI0Args, PI0Config
-from phalanx.models.pi05.entry import PI05, options_of
+from phalanx.models.pi05.entry import PI05
 from phalanx.models.pi05.main_pi05 import PI05Args, PI05Config
 from tests.models.pi.stored import FLOAT32, HEADS, checkpoint, close, loaded, request, run
 
@@ -47,7 +46,7 @@ SMALL = PI05Config(
 def load_from(directory, engine=FLOAT32, **changed) -> LoadedPolicy:
     args = PI05Args(directory, **{"config": CONFIG, "native_operators": "off", **changed})
     with use_engine_config(engine):
-        return load_policy(PI05, options_of(args))
+        return load_policy(PI05, args)
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -217,7 +216,7 @@ def test_without_a_checkpoint_weights_are_random_and_the_seed_s():
     assert torch.equal(one[name], again[name]) and not torch.equal(one[name], other[name])
     with use_engine_config(FLOAT32):
         args = PI0Args(config=PI0Config(**SMALL.given()))
-        assert load_policy(PI0, pi0_options(args)).model.geometry.chunk_size == 4
+        assert load_policy(PI0, args).model.geometry.chunk_size == 4
 
 
 def test_the_published_sizes_are_the_default():

@@ -17,7 +17,6 @@ from phalanx.models.cosmos3.request import Cosmos3ActionRequest, Cosmos3T2VReque
 from phalanx.models.cosmos3.row import KV, MediaRequest
 from phalanx.models.cosmos3.row_maker import RowMaker
 from phalanx.models.cosmos3.text_node import TextNode
-from phalanx.schema.control import ControlOp, SetWeightVersion, Sleep, Wake
 from phalanx.schema.events import Event, Failed, Final
 from phalanx.schema.limits import Limits
 from phalanx.schema.statistics import LoopStatistics
@@ -44,6 +43,8 @@ class ServiceParts:
 
 class Cosmos3Service(LoopService):
     """See the module. Called by one thread."""
+
+    kind = "Cosmos3"
 
     def __init__(self, parts: ServiceParts, answer: Answer, limits: Limits) -> None:
         super().__init__(parts.engine, parts.loop, parts.memory, limits)
@@ -76,17 +77,6 @@ class Cosmos3Service(LoopService):
                 lockstep.note(event.error)
         lockstep.check()
         return events
-
-    def operate(self, op: ControlOp, *, at_rest: bool) -> bool:
-        match op:
-            case SetWeightVersion():
-                return True
-            case Sleep() | Wake():
-                return super().operate(op, at_rest=at_rest)
-            case _:
-                raise NotImplementedError(
-                    f"Cosmos3 does not do {type(op).__name__}; load another checkpoint instead"
-                )
 
     def statistics(self) -> LoopStatistics:
         text, cache = self._parts.text, self._engine.resource(KV)

@@ -23,7 +23,8 @@ from phalanx.loop.model_memory import ModelMemory
 from phalanx.loop.resident_memory import ResidentMemory
 from phalanx.loop.scheduler import Budget
 from phalanx.loop.step_loop import StepLoop
-from phalanx.models.pi.checkpoint import PiCheckpoint, WeightRemap
+from phalanx.models.pi.args import PiArgs
+from phalanx.models.pi.checkpoint import PiCheckpoint
 from phalanx.models.pi.config import PiConfig
 from phalanx.models.pi.expert import ActionExpert
 from phalanx.models.pi.expert_node import ExpertNode
@@ -67,19 +68,6 @@ class PolicyKind:
 
 
 @dataclass(frozen=True)
-class PolicyOptions:
-    """A plugin's arguments, as far as they are those of every pi policy."""
-
-    checkpoint_dir: str | Path | None
-    config: PiConfig | None
-    num_cameras: int | None
-    weight_remap: WeightRemap
-    weight_strict: bool
-    vision_dtype: torch.dtype
-    native_operators: str
-
-
-@dataclass(frozen=True)
 class LoadedPolicy:
     """The weights in memory, and what was made for them. `memory` has been told of the weights."""
 
@@ -90,7 +78,7 @@ class LoadedPolicy:
     memory: ResidentMemory
 
 
-def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
+def load_policy(kind: PolicyKind, args: PiArgs) -> LoadedPolicy:
     """Read the checkpoint into the fastest form that this device has.
 
     Raises `CheckpointError` for one that does not fit.
@@ -101,20 +89,20 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
     capture = None if runtime.use_cuda_graph else "off"
     backend = create_backend(engine_config.device.target, times, capture=capture)
     dtype = engine_config.device.torch_dtype
-    operators = create_operators(options.native_operators, backend.device.type, dtype)
+    operators = create_operators(args.native_operators, backend.device.type, dtype)
     checkpoint = None
-    if options.checkpoint_dir is not None:
-        checkpoint = PiCheckpoint(Path(options.checkpoint_dir), options.weight_remap)
+    if args.checkpoint_dir is not None:
+        checkpoint = PiCheckpoint(Path(args.checkpoint_dir), args.weight_remap)
     shapes = None if checkpoint is None else checkpoint.shapes()
-    geometry = geometry_of(kind, options, {} if checkpoint is None else checkpoint.config(), shapes)
+    geometry = geometry_of(kind, args, {} if checkpoint is None else checkpoint.config(), shapes)
     with torch.device(backend.device):
         expert = kind.make_expert(geometry, dtype, operators)
-        model = PiModel(geometry, expert, dtype, options.vision_dtype, operators)
+        model = PiModel(geometry, expert, dtype, args.vision_dtype, operators)
     model.to(backend.device)
     tied = shapes is not None and EMBEDDING not in shapes
     targets, unused = targets_of(model, tied=tied), unused_names(model, tied=tied)
-    source = WeightSource(checkpoint, options.weight_strict, runtime.seed or 0)
-    weights = PolicyWeights(model, targets, unused, options.weight_remap, source)
+    source = WeightSource(checkpoint, args.weight_strict, runtime.seed or 0)
+    weights = PolicyWeights(model, targets, unused, args.weight_remap, source)
     give_back_freed_memory()  # what they were read and packed from
     logger.info(
         "loaded a policy of %d layers in %s, operators %s",
@@ -129,13 +117,13 @@ def load_policy(kind: PolicyKind, options: PolicyOptions) -> LoadedPolicy:
 
 def geometry_of(
     kind: PolicyKind,
-    options: PolicyOptions,
+    args: PiArgs,
     stored: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> PiGeometry:
-    """The sizes of the policy that these options ask for."""
-    given = options.config or PiConfig()
-    cameras = options.num_cameras or given.num_cameras or kind.camera_count(stored)
+    """The sizes of the policy that these arguments ask for."""
+    given = args.config or PiConfig()
+    cameras = args.num_cameras or given.num_cameras or kind.camera_count(stored)
     return resolve_geometry(kind.published, given, stored, shapes).with_cameras(cameras)
 
 

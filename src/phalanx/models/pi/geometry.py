@@ -88,6 +88,34 @@ class PiGeometry:
         return self.num_cameras * self.image_tokens + self.tokenizer_max_length
 
 
+PUBLISHED = PiGeometry(
+    vision_width=1152,
+    vision_inner_width=4304,
+    vision_num_layers=27,
+    vision_num_heads=16,
+    patch_size=14,
+    image_size=224,
+    num_cameras=3,
+    text_width=2048,
+    text_inner_width=16384,
+    expert_width=1024,
+    expert_inner_width=4096,
+    num_layers=18,
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim=256,
+    vocab_size=257152,
+    chunk_size=50,
+    max_action_dim=32,
+    max_state_dim=32,
+    tokenizer_max_length=48,
+    num_steps=10,
+    min_period=4e-3,
+    max_period=4.0,
+)
+"""Of the published models, but for the length of their prompts."""
+
+
 def resolve_geometry(
     published: PiGeometry, given: PiConfig, stored: Mapping[str, Any], shapes: Shapes | None
 ) -> PiGeometry:

@@ -18,7 +18,7 @@ from phalanx.models.pi.rollout import PI05RolloutOutput, RowOutcome, gathered
 from phalanx.models.pi.row import PolicyRow, RowInputs
 from phalanx.models.pi.row_maker import RowMaker
 from phalanx.models.pi.weight_store import PolicyWeights
-from phalanx.schema.control import ControlOp, ReplaceWeights, SetWeightVersion, Sleep, Wake
+from phalanx.schema.control import ControlOp, ReplaceWeights
 from phalanx.schema.events import Delta, Event, Failed, Final, Scheduled
 from phalanx.schema.limits import Limits
 from phalanx.step.engine import StepEngine
@@ -36,6 +36,9 @@ class _Group:
 
 class PolicyService(LoopService):
     """See the module. Called by one thread."""
+
+    kind = "a pi policy"
+    instead = "its weights come by ReplaceWeights, or POST /update_weights_from_tensor"
 
     def __init__(
         self,
@@ -95,24 +98,15 @@ class PolicyService(LoopService):
         return events
 
     def operate(self, op: ControlOp, *, at_rest: bool) -> bool:
-        match op:
-            case ReplaceWeights(tensors):
-                self._memory.expect_weights()
-                for name, tensor in tensors.items():
-                    self.weights.check_weight(name, tensor)
-                self._loop.push_back_all()
-                self.weights.replace(tensors)
-                self._memory.warm_up()
-                return True
-            case SetWeightVersion():
-                return True
-            case Sleep() | Wake():
-                return super().operate(op, at_rest=at_rest)
-            case _:
-                raise NotImplementedError(
-                    f"a pi policy does not do {type(op).__name__}; its weights come by ReplaceWeights,"
-                    " or POST /update_weights_from_tensor"
-                )
+        if not isinstance(op, ReplaceWeights):
+            return super().operate(op, at_rest=at_rest)
+        self._memory.expect_weights()
+        for name, tensor in op.tensors.items():
+            self.weights.check_weight(name, tensor)
+        self._loop.push_back_all()
+        self.weights.replace(op.tensors)
+        self._memory.warm_up()
+        return True
 
     def _of_group(self, rid: str, event: Event) -> list[Event]:
         """A row's event as its request's: one `Scheduled`, one end when all rows have ended."""

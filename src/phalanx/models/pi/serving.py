@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError, ConfigurationError, InvalidRequestError
-from phalanx.models.pi.args import ImageShapes
-from phalanx.models.pi.building import PolicyKind, PolicyOptions, geometry_of
+from phalanx.models.pi.args import PiArgs
+from phalanx.models.pi.building import PolicyKind, geometry_of
 from phalanx.models.pi.checkpoint import PiCheckpoint
 from phalanx.models.pi.geometry import PiGeometry
-from phalanx.models.pi.request import RealTimeChunking
+from phalanx.models.pi.request import PiRequest, RealTimeChunking
 from phalanx.processing.policy import (
     PolicyProcessor,
     adapter_settings,
@@ -52,32 +53,30 @@ class PreparedObservation:
     rtc: RealTimeChunking | None
 
 
-class PiServing:
-    """What the adapters of pi policies share; the weights are not read."""
+class PiServing(ABC):
+    """A `PolicyAdapter`; the weights are not read."""
 
     def __init__(
         self,
         kind: PolicyKind,
         openpi: OpenpiKind,
-        options: PolicyOptions,
-        shapes: ImageShapes | None,
+        args: PiArgs,
         settings: Mapping[str, Any],
     ) -> None:
-        """`shapes`: [height, width, 3] that the images of each camera must have; None: any. `openpi`
-        is for checkpoints of openpi, which do not say themselves how they are used.
+        """`openpi` is for checkpoints of openpi, which do not say themselves how they are used.
 
         Raises `ConfigurationError` without a checkpoint: only one says what a robot's units are.
         """
-        if options.checkpoint_dir is None:
+        if args.checkpoint_dir is None:
             raise ConfigurationError(
                 "plugin_args.checkpoint_dir is not given; a policy with random weights has no "
                 "units of a robot, and is not served to any"
             )
-        directory = Path(options.checkpoint_dir)
-        checkpoint = PiCheckpoint(directory, options.weight_remap)
-        self._geometry = geometry_of(kind, options, checkpoint.config(), checkpoint.shapes())
+        directory = Path(args.checkpoint_dir)
+        checkpoint = PiCheckpoint(directory, args.weight_remap)
+        self._geometry = geometry_of(kind, args, checkpoint.config(), checkpoint.shapes())
         given = adapter_settings(settings)
-        sizes = [(height, width) for height, width, _ in shapes or ()]
+        sizes = [(height, width) for height, width, _ in args.inputs_image_shape or ()]
         if is_openpi(directory):
             own = _openpi_sizes(self._geometry)
             features, processors = read_openpi(directory, given, openpi, own)
@@ -93,6 +92,10 @@ class PiServing:
     @property
     def info(self) -> PolicyInfo:
         return self._processor.info
+
+    @abstractmethod
+    def request(self, observation: Observation) -> PiRequest:
+        """The plugin's own request, of what `prepare` makes of the observation."""
 
     def prepare(self, observation: Observation) -> PreparedObservation:
         """Resized, normalized, tokenized. Raises `InvalidRequestError` naming what is wrong."""

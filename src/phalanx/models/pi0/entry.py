@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.errors import CheckpointError
-from phalanx.models.pi.args import vision_dtype
-from phalanx.models.pi.building import PolicyKind, PolicyOptions, build_service, load_policy
+from phalanx.models.pi.building import PolicyKind, build_service, load_policy
 from phalanx.models.pi.entry import PiEntry
 from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request, check_state
@@ -50,28 +49,13 @@ class PI0Entry(PiEntry):
 
     @classmethod
     def policy(cls, args: PI0Args, settings: Mapping[str, Any]) -> PolicyAdapter:
-        from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi0.serving import PI0Serving
         from phalanx.processing.policy.openpi import OpenpiKind
 
-        shapes = args.inputs_image_shape
-        return PI0Serving(PiServing(PI0, OpenpiKind.pi0(), options_of(args), shapes, settings))
+        return PI0Serving(PI0, OpenpiKind.pi0(), args, settings)
 
     def load(self, args: PI0Args) -> PolicyService:
-        return build_service(load_policy(PI0, options_of(args)), args.max_batch_size)
+        return build_service(load_policy(PI0, args), args.max_batch_size)
 
     def start(self, rid: str, request: PI0Request) -> None:
         self._service.start(rid, request, request.state)
-
-
-def options_of(args: PI0Args) -> PolicyOptions:
-    shapes = args.inputs_image_shape
-    return PolicyOptions(
-        checkpoint_dir=args.checkpoint_dir,
-        config=args.config,
-        num_cameras=None if shapes is None else len(shapes),
-        weight_remap=args.weight_remap,
-        weight_strict=args.weight_strict,
-        vision_dtype=vision_dtype(args.vision_params_dtype),
-        native_operators=args.native_operators,
-    )

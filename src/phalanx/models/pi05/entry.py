@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from phalanx.models.pi.args import vision_dtype
-from phalanx.models.pi.building import PolicyKind, PolicyOptions, build_service, load_policy
+from phalanx.models.pi.building import PolicyKind, build_service, load_policy
 from phalanx.models.pi.entry import PiEntry
 from phalanx.models.pi.geometry import cameras_of
 from phalanx.models.pi.request import check_pi_request
@@ -43,18 +42,16 @@ class PI05Entry(PiEntry):
 
     @classmethod
     def policy(cls, args: PI05Args, settings: Mapping[str, Any]) -> PolicyAdapter:
-        from phalanx.models.pi.serving import PiServing
         from phalanx.models.pi05.serving import PI05Serving
         from phalanx.processing.policy.openpi import OpenpiKind
 
-        shapes = args.inputs_image_shape
-        return PI05Serving(PiServing(PI05, OpenpiKind.pi05(), options_of(args), shapes, settings))
+        return PI05Serving(PI05, OpenpiKind.pi05(), args, settings)
 
     def load(self, args: PI05Args) -> PolicyService:
         config = args.config or PI05Config()
         value_from = config.value_from if config.add_value_head else None
         kind = replace(PI05, make_expert=partial(PI05Expert, value_from=value_from))
-        policy = load_policy(kind, options_of(args))
+        policy = load_policy(kind, args)
         captured = args.capture_rollout
         return build_service(policy, args.max_batch_size, captures_rollouts=captured)
 
@@ -64,16 +61,3 @@ class PI05Entry(PiEntry):
             self._service.start_rollout(rid, request, request.sigmas, noise, with_values=valued)
         else:
             self._service.start(rid, request)
-
-
-def options_of(args: PI05Args) -> PolicyOptions:
-    shapes = args.inputs_image_shape
-    return PolicyOptions(
-        checkpoint_dir=args.checkpoint_dir,
-        config=args.config,
-        num_cameras=None if shapes is None else len(shapes),
-        weight_remap=args.weight_remap,
-        weight_strict=args.weight_strict,
-        vision_dtype=vision_dtype(args.vision_params_dtype),
-        native_operators=args.native_operators,
-    )

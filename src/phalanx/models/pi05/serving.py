@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from phalanx.models.pi.serving import PiServing
 from phalanx.models.pi05.request import PI05Request
-from phalanx.schema.observation import Actions, Observation, PolicyInfo
+from phalanx.schema.observation import Observation
 
 
-class PI05Serving:
-    """A `PolicyAdapter`."""
-
-    def __init__(self, serving: PiServing) -> None:
-        self._serving = serving
-
-    @property
-    def info(self) -> PolicyInfo:
-        return self._serving.info
+class PI05Serving(PiServing):
+    """See `PiServing`."""
 
     def request(self, observation: Observation) -> PI05Request:
-        prepared = self._serving.prepare(observation)
+        prepared = self.prepare(observation)
         return PI05Request(
             prepared.pixel_values,
             prepared.input_ids,
@@ -30,6 +21,3 @@ class PI05Serving:
             num_steps=prepared.num_steps,
             rtc=prepared.rtc,
         )
-
-    def actions(self, output: Tensor, observation: Observation) -> Actions:
-        return self._serving.actions(output, observation)

@@ -12,6 +12,8 @@ from phalanx.processing.text.files import read_json, read_text
 try:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
+
+    from phalanx.processing.text.tokenizer_file import parsed_tokenizer
 except ImportError as error:
     raise MissingDependencyError(
         "policies that take instructions need the tokenizers library; install it with "
@@ -82,13 +84,7 @@ def _read(path: Path) -> Tokenizer:
     source = read_text(path)
     if source is None:
         raise CheckpointError(f"{path} does not exist; give the folder of a fast tokenizer")
-    try:
-        tokenizer = Tokenizer.from_str(source)
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{path} is not a tokenizer file: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    return parsed_tokenizer(source, path)
 
 
 def _spelling(value: object) -> str | None:

@@ -18,7 +18,7 @@ from phalanx.processing.text.chat_template import ChatTemplate
 from phalanx.processing.text.files import read_json, read_text
 
 try:
-    from tokenizers import Tokenizer
+    from phalanx.processing.text.tokenizer_file import parsed_tokenizer
 except ImportError as error:
     raise MissingDependencyError(
         "text needs the tokenizers library; install it with `pip install phalanx[llm]`"
@@ -36,7 +36,7 @@ class TextTokenizer:
         self._directory = Path(directory)
         self._clock = clock
         source = _read_tokenizer(self._directory / TOKENIZER_FILE)
-        self._tokenizer = _parse(source, self._directory / TOKENIZER_FILE)
+        self._tokenizer = parsed_tokenizer(source, self._directory / TOKENIZER_FILE)
         config = read_json(self._directory / "tokenizer_config.json", required=False)
         self._special_tokens = _special_tokens(
             {**read_json(self._directory / "special_tokens_map.json", required=False), **config}
@@ -206,16 +206,6 @@ def _read_tokenizer(path: Path) -> str:
             "(slow tokenizers are not supported; save the fast one)"
         )
     return text
-
-
-def _parse(source: str, path: Path) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_str(source)
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{path} is not a tokenizer file: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

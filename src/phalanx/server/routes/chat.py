@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.schema.generate import GenerateRequest
+from phalanx.server.answer_header import answer_header
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import OPENAI
 from phalanx.server.event_stream import EventStream
@@ -19,10 +19,7 @@ from phalanx.server.text_stream import TextStream
 from phalanx.wire.openai import (
     ChatCall,
     ChatRenderer,
-    Header,
     PromptAnswer,
-    TokenIdTexts,
-    extras_with_headers,
     in_clients_names,
     parse_chat,
 )
@@ -45,16 +42,7 @@ class ChatRoute:
     async def _complete(self, body: bytes, headers: Mapping[str, str]) -> Response:
         call = parse_chat(body)
         self._models.check(call.body.model)
-        tokenizer, by_id = self._service.tokenizer, bool(call.body.return_tokens_as_token_ids)
-        header = Header(
-            id=call.body.rid or call.body.request_id or f"chatcmpl-{uuid.uuid4().hex}",
-            model=call.body.model or self._models.name,
-            created=int(self._service.clock.wall_s()),
-            texts=TokenIdTexts(tokenizer) if by_id else tokenizer,
-            logprobs=call.logprobs,
-            extras=extras_with_headers(call.extras, headers, stream=call.stream),
-            include_usage=call.include_usage,
-        )
+        header = answer_header(call, headers, self._service, self._models, id_begins="chatcmpl")
         ids = await self._service.off_loop(len(body), lambda: prompt_ids_of(self._service, call))
         request = GenerateRequest(
             input_ids=ids,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.schema.generate import GenerateOutput, GenerateRequest
+from phalanx.server.answer_header import answer_header
 from phalanx.server.answering import Answering
 from phalanx.server.dialects import OPENAI
 from phalanx.server.event_stream import EventStream
@@ -21,10 +21,7 @@ from phalanx.wire.openai import (
     CompletionCall,
     CompletionRenderer,
     CompletionShows,
-    Header,
     PromptAnswer,
-    TokenIdTexts,
-    extras_with_headers,
     in_clients_names,
     parse_completion,
 )
@@ -47,16 +44,7 @@ class CompletionRoute:
     async def _complete(self, body: bytes, headers: Mapping[str, str]) -> Response:
         call = parse_completion(body)
         self._models.check(call.body.model)
-        tokenizer, by_id = self._service.tokenizer, bool(call.body.return_tokens_as_token_ids)
-        header = Header(
-            id=call.body.rid or call.body.request_id or f"cmpl-{uuid.uuid4().hex}",
-            model=call.body.model or self._models.name,
-            created=int(self._service.clock.wall_s()),
-            texts=TokenIdTexts(tokenizer) if by_id else tokenizer,
-            logprobs=call.logprobs,
-            extras=extras_with_headers(call.extras, headers, stream=call.stream),
-            include_usage=call.include_usage,
-        )
+        header = answer_header(call, headers, self._service, self._models, id_begins="cmpl")
         with in_clients_names(call.names):
             prepared = await self._service.prepare(
                 completion_requests(call, header.id), call.bootstraps
@@ -67,7 +55,7 @@ class CompletionRoute:
                 num_top=call.num_top,
                 num_prompt_top=call.num_prompt_top,
                 echo=call.echo,
-                with_own=by_id,
+                with_own=bool(call.body.return_tokens_as_token_ids),
             ),
             num_completions=call.body.n or 1,
             echoes=self._echoes(call) if call.echo else None,
