@@ -82,12 +82,12 @@ def test_only_its_own_start_is_told_of_a_log_that_goes_on(tmp_path):
 
 def test_stop_asks_first_and_gives_it_its_time(tmp_path, fifo):
     program = """
-def end(*_):
-    say('asked')
-    with open(sys.argv[2]) as go: go.read()
-    print('ended in order', flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end); say('ready'); signal.pause()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # whenever it comes, it is waited for
+say('ready')
+signal.sigwait({signal.SIGTERM})
+say('asked')
+with open(sys.argv[2]) as go: go.read()
+print('ended in order', flush=True)
 """
     go = Fifo(tmp_path / "go")
 
