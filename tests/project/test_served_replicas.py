@@ -132,18 +132,6 @@ def test_r114_top_shows_a_row_a_replica(two_replicas):
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == ["0", "1", "all"]
 
 
-def test_r61_r64_a_killed_worker_makes_the_server_unhealthy_and_it_still_stops():
-    with serving("--replicas", "2") as (url, process):
-        workers = worker_pids(process.pid)
-        assert len(workers) == 2
-        stream = Stream(url)
-        os.kill(workers[0], signal.SIGKILL)
-        stream.rest()
-        assert ask(url, "GET", "/health")[0] == 503
-        status, text = ask(url, "POST", "/generate", {"text": "a"})
-        assert status == 503, text
-
-
 def test_generate_over_two_ranks_says_the_same():
     done = subprocess.run(
         [PHALANX, "generate", "What is the capital of France?", "--dtype", "float32", "--tp", "2"],
@@ -152,3 +140,16 @@ def test_generate_over_two_ranks_says_the_same():
         env={**os.environ, "PHALANX_DEVICE": "cpu"},
     )
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
+
+
+def test_r61_r64_a_killed_worker_makes_the_server_unhealthy_and_it_still_stops(two_replicas):
+    """The last one that asks this server anything."""
+    url, process = two_replicas
+    workers = worker_pids(process.pid)
+    assert len(workers) == 2
+    stream = Stream(url)
+    os.kill(workers[0], signal.SIGKILL)
+    stream.rest()
+    assert ask(url, "GET", "/health")[0] == 503
+    status, text = ask(url, "POST", "/generate", {"text": "a"})
+    assert status == 503, text
