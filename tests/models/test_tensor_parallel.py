@@ -104,7 +104,7 @@ def assert_near(found, expected):
 @pytest.mark.long
 def test_known_ids_of_two_ranks(smollm2, smollm2_dir, two_ranks):
     """Nine query heads and three key-value heads, which two ranks cannot halve."""
-    check_known_ids(smollm2, smollm2_dir, two_ranks, num_alone=3, num_tokens=32)
+    check_known_ids(smollm2, smollm2_dir, two_ranks, num_alone=1, num_tokens=32)
 
 
 @pytest.mark.long
