@@ -16,8 +16,6 @@ from tests.engine.workers.supervised import Recorder, children, supervise
 
 pytestmark = pytest.mark.long
 
-NUM_CYCLES = 60
-
 
 def held():
     """What this process holds of each kind that a group of workers takes."""
@@ -62,7 +60,7 @@ def fail_to_start(listener):
 
 @pytest.mark.parametrize(
     ("cycle", "count"),
-    [(serve_once, NUM_CYCLES), (fail_once, 20), (fail_to_start, 20)],
+    [(serve_once, 25), (fail_once, 20), (fail_to_start, 20)],
 )
 def test_r71_cycles_of_a_group_leak_nothing(cycle, count):
     cycle(Recorder())
