@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-TOGETHER = ("tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
+TOGETHER = ("tests/examples_rl/", "tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
 """Folders whose files share processes that are slow to start: one worker runs them all."""
 
 
@@ -31,17 +31,16 @@ def pytest_collection_finish() -> None:
 
 LONGEST = (
     "tests/roles/ray_cluster/",
+    "tests/examples_rl/",
     "tests/project/",
-    "tests/examples_rl/test_killed_loop.py",
     "tests/roles/control/",
-    "tests/engine/test_local_faults.py",
-    "tests/engine/workers/test_faults.py",
-    "tests/roles/launching/test_manager_on_engines.py",
-    "tests/engine/workers/test_leaks.py",
-    "tests/roles/model_check/",
-    "tests/distill/test_killed_loop.py",
-    "tests/distill/test_transfer_queue.py",
     "tests/gateway/lerobot/",
+    "tests/engine/test_local_faults.py",
+    "tests/models/cosmos3/",
+    "tests/roles/model_check/",
+    "tests/roles/launching/test_manager_on_engines.py",
+    "tests/distill/",
+    "tests/roles/manager/",
     "tests/roles/test_soak.py",
 )
 """What takes longest of `make test-long`. It begins with these: no worker is left alone with one."""

@@ -8,37 +8,48 @@ import pytest
 from rl.comparing import differences, final_digest, records
 
 from tests.examples_rl.loop_under_test import Event, Loop, loop
+from tests.examples_rl.undisturbed import NUM_STEPS
 
 PHASES = {"rollout": "collect", "genrm": "judge", "teacher": "teacher", "train": ""}
 VICTIMS = ("control", "gateway", "trainer", "engine")
-Kills = dict[tuple[int, str], str]
-"""Whom to kill, by the step and the phase of it."""
+Kills = dict[tuple[int, str], tuple[str | None, str | None]]
+"""Whom to kill, by the step and the phase of it: early in the phase, and late."""
 KILLS: Kills = {
-    (step, phase): VICTIMS[(step + at) % len(VICTIMS)]
-    for step in range(len(VICTIMS))
-    for at, phase in enumerate(PHASES)
+    (0, "rollout"): ("control", "gateway"),
+    (0, "genrm"): ("trainer", "gateway"),
+    (0, "teacher"): ("trainer", "gateway"),
+    (0, "train"): ("engine", "trainer"),
+    (1, "rollout"): ("trainer", "engine"),
+    (1, "genrm"): ("control", "engine"),
+    (1, "teacher"): ("control", "engine"),
+    (1, "train"): ("gateway", "control"),
 }
-"""One in each phase of each step: in the end everybody in every phase. The order leaves the student's
-engine running, asleep, where it is killed in the trainer's phase: a new job starts none before its turn.
+"""In the end everybody in every phase. The order leaves the student's engine running, asleep, where it
+is killed in the trainer's phase: a new job starts none before its turn.
 """
 SPLIT_KILLS: Kills = {
-    (0, "rollout"): "control",
-    (0, "teacher"): "engine",
-    (1, "genrm"): "gateway",
-    (1, "train"): "trainer",
+    (0, "rollout"): ("control", None),
+    (0, "teacher"): ("engine", None),
+    (1, "genrm"): ("gateway", None),
+    (1, "train"): (None, "trainer"),
 }
 """Everybody once, where the trainer alone comes and goes."""
-NUM_STEPS, NUM_SPLIT_STEPS = len(VICTIMS), 2
 
 
-def is_the_moment(event: Event, phase: str) -> bool:
-    """In the middle of the phase: one of the samples is done, or the step is trained and not saved."""
-    if phase == "train":
-        return event["event"] == "StepTrained"
-    return event["event"] == "SamplesDone" and (event["what"], event["done"]) == (PHASES[phase], 1)
+def is_the_moment(event: Event, step: int, phase: str, *, late: bool) -> bool:
+    """In the middle of the phase: one of the samples is done, or more are; the trainer has its devices,
+    or the step is trained and not saved.
+    """
+    if phase != "train":
+        done = event["event"] == "SamplesDone" and (event["step"], event["what"], event["done"] > 1)
+        return done == (step, PHASES[phase], late)
+    if late:
+        return event["event"] == "StepTrained" and event["step"] == step
+    entered = event["event"] == "PhaseEntered" and (event["phase"], event["batch_id"])
+    return entered == ("train", f"step-{step}")
 
 
-def kill(running: Loop, victim: str, phase: str, num_steps: int) -> None:
+def kill(running: Loop, victim: str, phase: str) -> None:
     match victim:
         case "control":
             running.kill_control()
@@ -52,13 +63,18 @@ def kill(running: Loop, victim: str, phase: str, num_steps: int) -> None:
             running.go_on()
         case "trainer":
             running.kill_trainer()
-            running.start_trainer(num_steps)
+            running.start_trainer(NUM_STEPS)
 
 
-def run(running: Loop, num_steps: int, kills: Kills, *, takes_turns: bool) -> None:
+def run(running: Loop, kills: Kills, *, takes_turns: bool) -> None:
     """To the end, with these kills; in defer nobody shares a device meanwhile."""
-    left = dict(kills)
-    running.start_trainer(num_steps)
+    left = {
+        (*at, late): victim
+        for at, victims in kills.items()
+        for late, victim in zip((False, True), victims, strict=True)
+        if victim is not None
+    }
+    running.start_trainer(NUM_STEPS)
     while True:
         event = running.event()
         if event is None:
@@ -68,52 +84,38 @@ def run(running: Loop, num_steps: int, kills: Kills, *, takes_turns: bool) -> No
             pytest.fail(f"the trainer ended with {status}:\n{running.logs()[-8000:]}")
         if takes_turns:
             assert len(running.owners()) <= 1
-        now = [at for at in left if at[0] == event.get("step") and is_the_moment(event, at[1])]
+        now = [at for at in left if is_the_moment(event, at[0], at[1], late=at[2])]
         if now:
-            kill(running, left.pop(now[0]), now[0][1], num_steps)
+            kill(running, left.pop(now[0]), now[0][1])
         else:
             running.go_on()
     assert not left
 
 
-@pytest.fixture(scope="module")
-def undisturbed(models, tmp_path_factory):
-    """What the trainer has written of a run in which nobody was killed: it is the same in every
-    placement.
-    """
-    folder = tmp_path_factory.mktemp("undisturbed") / "loop"
-    with loop("defer", models, folder) as running:
-        run(running, NUM_STEPS, {}, takes_turns=True)
-        assert running.num_trainers == 1
-        (peak,) = running.job.ledger.peaks()
-        assert 0 < peak <= running.job.ledger.budget_bytes
-    return folder / "out"
-
-
 @pytest.mark.long
 def test_the_loop_survives_every_kill_in_every_phase(models, undisturbed, tmp_path):
-    assert {(phase, victim) for (_, phase), victim in KILLS.items()} == {
+    assert {(phase, one) for (_, phase), victims in KILLS.items() for one in victims} == {
         (phase, victim) for phase in PHASES for victim in VICTIMS
     }
     with loop("defer", models, tmp_path / "loop") as running:
-        run(running, NUM_STEPS, KILLS, takes_turns=True)
+        run(running, KILLS, takes_turns=True)
         assert running.num_trainers == 1 + len(PHASES)
         assert "out of memory" not in running.logs()
     killed = tmp_path / "loop" / "out"
-    assert differences(records(undisturbed), records(killed)) == []
-    assert final_digest(undisturbed) == final_digest(killed)
+    assert differences(records(undisturbed.out), records(killed)) == []
+    assert final_digest(undisturbed.out) == final_digest(killed)
     assert len(records(killed)) == NUM_STEPS == num_published(killed)
 
 
 @pytest.mark.long
 def test_the_loop_survives_a_kill_of_everybody_in_split_too(models, undisturbed, tmp_path):
     with loop("split", models, tmp_path / "loop") as running:
-        run(running, NUM_SPLIT_STEPS, SPLIT_KILLS, takes_turns=False)
+        run(running, SPLIT_KILLS, takes_turns=False)
         assert running.num_trainers == 2
         assert "out of memory" not in running.logs()
     killed = tmp_path / "loop" / "out"
-    assert differences(records(undisturbed)[:NUM_SPLIT_STEPS], records(killed)) == []
-    assert len(records(killed)) == NUM_SPLIT_STEPS == num_published(killed)
+    assert differences(records(undisturbed.out), records(killed)) == []
+    assert len(records(killed)) == NUM_STEPS == num_published(killed)
 
 
 def num_published(folder: Path) -> int:
