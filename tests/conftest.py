@@ -24,7 +24,22 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What is imported by now stays: a collection during a test need not go through all of it.
+    _keep_what_stays()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        _keep_what_stays()
+    return result
+
+
+def _keep_what_stays() -> None:
+    """What has come by the end of a file stays: no later collection need go through all of it.
+
+    There are hundreds during the tests, since memory is collected when a model goes to sleep.
+    """
     gc.collect()
     gc.freeze()
 
