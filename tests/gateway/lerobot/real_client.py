@@ -41,7 +41,7 @@ async def _ended(process: Process, number: signal.Signals) -> None:
 
 
 class PolicyServer:
-    """`phalanx serve` of the smallest pi0.5."""
+    """`phalanx serve` of a small policy."""
 
     def __init__(self, process: Process, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -52,9 +52,12 @@ class PolicyServer:
 
 
 @asynccontextmanager
-async def policy_server(log: Path) -> AsyncIterator[PolicyServer]:
+async def policy_server(
+    log: Path, example: str = "pi05.yaml", *options: str
+) -> AsyncIterator[PolicyServer]:
     phalanx = Path(sys.executable).with_name("phalanx")
-    arguments = ("serve", ROOT / "examples" / "pi05.yaml", "--port", "0", "--http-port", "0")
+    ports = ("--port", "0", "--http-port", "0")
+    arguments = ("serve", ROOT / "examples" / example, *ports, *options)
     with log.open("w") as errors:
         process = await asyncio.create_subprocess_exec(
             phalanx, *arguments, stdout=PIPE, stderr=errors, env={**os.environ, **QUIET}
