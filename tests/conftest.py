@@ -15,6 +15,9 @@ settings.load_profile("patient")
 TOGETHER = ("tests/examples_rl/", "tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
 """Folders whose files share processes that are slow to start: one worker runs them all."""
 
+ONLY_LONG = "pytestmark = pytest.mark.long"
+"""What a file says of all its tests at once."""
+
 
 def pytest_configure() -> None:
     # A shell that runs the tests in its background ignores Ctrl-C for them, which the commands that
@@ -60,17 +63,38 @@ LONGEST = (
 )
 """What takes longest of `make test-long`. It begins with these: no worker is left alone with one."""
 
+LARGEST = (
+    "tests/models/",
+    "tests/project/",
+    "tests/server/",
+    "tests/engine/",
+    "tests/roles/",
+    "tests/cli/",
+    "tests/distill/",
+    "tests/bench/",
+    "tests/loop/",
+)
+"""What takes longest of `make check`, which begins with these for the same reason."""
+
+ORDERS = {"long": LONGEST, "not long": LARGEST}
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items) -> None:
-    if config.option.markexpr == "long":
-        items.sort(key=_place)
+    order = ORDERS.get(config.option.markexpr, ())
+    # Within one place all stays as it is.
+    items.sort(key=lambda item: _place(item.nodeid, order))
 
 
-def _place(item: pytest.Item) -> int:
-    """Of its file among those of a long run. Within one place all stays as it is."""
-    places = (at for at, path in enumerate(LONGEST) if item.nodeid.startswith(path))
-    return next(places, len(LONGEST))
+def _place(nodeid: str, order: tuple[str, ...]) -> int:
+    return next((at for at, path in enumerate(order) if nodeid.startswith(path)), len(order))
+
+
+def pytest_ignore_collect(collection_path, config):
+    # A file of long tests alone is not imported where none of them is run.
+    if config.option.markexpr == "not long" and collection_path.suffix == ".py":
+        return True if ONLY_LONG in collection_path.read_text("utf-8").splitlines() else None
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -84,6 +108,8 @@ def pytest_xdist_make_scheduler(config, log):
             for folder in TOGETHER:
                 if nodeid.startswith(folder):
                     return folder
-            return super()._split_scope(nodeid)
+            file = super()._split_scope(nodeid)
+            # Quick tests are short beside the models that the files of a folder load once.
+            return file.rpartition("/")[0] if config.option.markexpr == "not long" else file
 
     return Scheduling(config, log)
