@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+# Every file ends with a collection: to look for cycles after each 700 objects too only takes long.
+gc.set_threshold(50_000, 20, 20)
+
 TOGETHER = ("tests/examples_rl/", "tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
 """Folders whose files share processes that are slow to start: one worker runs them all."""
 
