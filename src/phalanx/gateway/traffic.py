@@ -19,7 +19,7 @@ from phalanx.routing.load import LEFT, Countable, Ticket
 NUM_LATEST = 512
 RATE_SECONDS = 60
 NUM_FAILURES = 50
-NUM_NOTES = 128
+NUM_NOTES = 512
 MAX_MESSAGE = 300
 BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 OK = "200"

@@ -68,7 +68,11 @@ class ClientConnection(asyncio.Protocol):
         reader.feed(data)
         work = self._work
         if work is None:
-            self._advance()
+            waiting = reader.waiting
+            if len(waiting) == 1 and waiting[0].complete:
+                self._begin(waiting[0])  # as most do: nothing was before it, nor comes after it
+            else:
+                self._advance()
         else:
             work.arrived()
             if (refusal := reader.waiting[0].refusal) is not None:
@@ -111,9 +115,14 @@ class ClientConnection(asyncio.Protocol):
         if not keeps or not self.stays:
             self._go(request)
         elif not self._advancing:
-            if self._reader.waiting:
+            waiting = self._reader.waiting
+            if waiting:
                 self._advance()
-            self._watch()
+            if waiting or self._response_held:
+                self._watch()
+            else:
+                self._head_timed = False
+                self._deadline.set(self._front.limits.idle_timeout_s)
 
     def respond(self, response: HttpResponse) -> None:
         request = self._reader.waiting[0]

@@ -46,14 +46,23 @@ _ATTEMPTS = 2
 class Exchange(Generic[WishT, ServerT]):
     """Fed by both connections; writes to both."""
 
-    _ticket: Ticket[ServerT] | None = None
-    _upstream: Upstream | None = None
-    _connecting: asyncio.Task[None] | None = None
-    _body: ResponseBody | None = None
-    _tunnel: Tunnel | None = None
-    _sent_whole = False
-    _keeps = False
-    _status = 0
+    __slots__ = (
+        "_body",
+        "_caller",
+        "_connecting",
+        "_held",
+        "_id",
+        "_keeps",
+        "_request",
+        "_sent_whole",
+        "_status",
+        "_ticket",
+        "_tunnel",
+        "_upstream",
+        "_upstreams",
+        "_way",
+        "_wish",
+    )
 
     def __init__(
         self,
@@ -70,7 +79,13 @@ class Exchange(Generic[WishT, ServerT]):
         self._caller = caller
         self._request = request
         self._id = request_id
-        self._held = False
+        self._ticket: Ticket[ServerT] | None = None
+        self._upstream: Upstream | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._body: ResponseBody | None = None
+        self._tunnel: Tunnel | None = None
+        self._held = self._sent_whole = self._keeps = False
+        self._status = 0
 
     @property
     def begun(self) -> bool:
@@ -84,7 +99,7 @@ class Exchange(Generic[WishT, ServerT]):
         except PhalanxError as error:
             self._caller.refuse(way.refusal(self._wish, error))
             return
-        upstream = self._upstreams.idle(way.place(ticket.server).key)
+        upstream = self._upstreams.idle(way.key(ticket.server))
         if upstream is not None:
             self._send(ticket, upstream)
         else:
@@ -230,7 +245,10 @@ class Exchange(Generic[WishT, ServerT]):
         self._sent_whole = request.complete
         within_s = self._upstreams.limits.response_timeout_s
         upstream.carry(self, without_body=request.method == "HEAD", within_s=within_s)
-        _write(upstream.transport, out)
+        if len(out) == 1:
+            upstream.transport.write(out[0])
+        else:
+            _write(upstream.transport, out)
         if self._held:
             upstream.transport.pause_reading()
 

@@ -19,27 +19,43 @@ class IncomingRequest:
     Its fields are read by a parser, or are a block that is only looked into.
     """
 
-    method = ""
-    path = ""
-    target = b""
-    start_line = b""
-    http11 = True
-    keep_alive = True
-    upgrade = False
-    chunked = False
-    content_length = NO_LENGTH
-    num_bytes = 0
-    head_done = False
-    complete = False
-    awaits_continue = False
-    also_dropped = NOTHING
-    refusal: Refusal | None = None
-    _pairs: list[Pair] | None = None
-    _values: dict[bytes, bytes] | None = None
-    known: KnownHead | None = None
+    # Each request is asked for these dozens of times.
+    __slots__ = (
+        "_pairs",
+        "_values",
+        "also_dropped",
+        "awaits_continue",
+        "chunked",
+        "complete",
+        "content_length",
+        "head_done",
+        "http11",
+        "keep_alive",
+        "known",
+        "method",
+        "num_bytes",
+        "parts",
+        "path",
+        "refusal",
+        "start_line",
+        "target",
+        "upgrade",
+    )
 
     def __init__(self) -> None:
+        self.method = self.path = ""
+        self.target = self.start_line = b""
+        self.http11 = self.keep_alive = True
+        self.upgrade = self.chunked = self.awaits_continue = False
+        self.head_done = self.complete = False
+        self.content_length = NO_LENGTH
+        self.num_bytes = 0
         self.parts: list[Bytes] = []
+        self.also_dropped = NOTHING
+        self.refusal: Refusal | None = None
+        self.known: KnownHead | None = None
+        self._pairs: list[Pair] | None = None
+        self._values: dict[bytes, bytes] | None = None
 
     def take(self) -> list[Bytes]:
         """The parts that have arrived since the last time."""
@@ -121,12 +137,18 @@ class IncomingRequest:
 class WholeRequest(IncomingRequest):
     """One that came in one read."""
 
+    __slots__ = ()
+
     def __init__(self, known: KnownHead, length: int, body: bytes) -> None:
-        # What each request is asked: found faster at the instance than at its class.
-        self.head_done = self.complete = self.http11 = self.keep_alive = True
-        self.refusal = None
-        self.known = known
         self.method = known.method
         self.path = known.path
+        self.target = self.start_line = b""
+        self.http11 = self.keep_alive = self.head_done = self.complete = True
+        self.upgrade = self.chunked = self.awaits_continue = False
         self.content_length = length
+        self.num_bytes = 0
         self.parts = [body] if body else []
+        self.also_dropped = NOTHING
+        self.refusal = None
+        self.known = known
+        self._pairs = self._values = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from phalanx.errors import ConfigurationError
 
 MIB = 1024 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Sizes and times of one HTTP server and its relay.
 
@@ -36,7 +36,7 @@ class HttpLimits:
     linger_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for name, value in asdict(self).items():
             if value <= 0:
                 raise ConfigurationError(f"HttpLimits.{name}={value} must be above 0")
 

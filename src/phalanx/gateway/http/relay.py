@@ -87,6 +87,9 @@ class Relay:
     def acquire(self, model: str | None, tried: frozenset[str]) -> Ticket[Server]:
         return self._pool.acquire(model, _HTTP, tried)
 
+    def key(self, server: Server) -> str:
+        return server.server_id
+
     def place(self, server: Server) -> Place:
         place = self._places.get(server.server_id)
         if place is None:

@@ -24,7 +24,7 @@ BOUNDS_S = (
     60.0,
 )
 """Upper bounds of the durations' buckets; one more holds what is longer."""
-NUM_NOTES = 128
+NUM_NOTES = 512
 """Requests that are summed up together, when nobody asks before."""
 
 

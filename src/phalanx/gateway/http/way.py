@@ -36,6 +36,10 @@ class Way(Protocol[WishT, ServerT]):
         """Choose and count in one step. Raises `UnknownModelError` or `NoServerError`."""
         ...
 
+    def key(self, server: ServerT) -> str:
+        """That of its place."""
+        ...
+
     def place(self, server: ServerT) -> Place: ...
 
     def unreachable(self, server: ServerT, why: str) -> None:

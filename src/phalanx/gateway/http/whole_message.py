@@ -87,6 +87,7 @@ class KnownHead:
 
     __slots__ = (
         "fields",
+        "has_query",
         "is_json",
         "method",
         "model",
@@ -101,6 +102,7 @@ class KnownHead:
     def __init__(self, start_line: bytes, target: bytes, fields: FieldBlock) -> None:
         self.start_line = start_line
         self.target = target
+        self.has_query = b"?" in target
         self.fields = fields
         self.method = start_line[: start_line.index(b" ")].decode()
         self.path = target.partition(b"?")[0].decode("latin-1")

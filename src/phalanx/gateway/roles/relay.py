@@ -43,7 +43,9 @@ class RoleRelay:
 
     def work(self, caller: Answerer, request: IncomingRequest, request_id: bytes) -> Work | Refusal:
         parts = request.parts
-        body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        if not isinstance(body, bytes):
+            body = bytes(body)
         fields: RoutingFields
         try:
             if self._judge is None:

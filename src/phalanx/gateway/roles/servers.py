@@ -32,6 +32,7 @@ class RoleServers:
         self.traffic = RoleTraffic(clock)
         self.balancer = RoleBalancer(clock)
         self.balancer.load.listen(self.traffic.ended)
+        self._acquire = self.balancer.load.acquire
         self._published(source.snapshot)
         source.listen(self._published)
 
@@ -55,7 +56,9 @@ class RoleServers:
         """The request counted at one server of `target`. `affinity` is its key, None where not
         `by_affinity`. Raises `NoServerError` where all were tried.
         """
-        down = self._down() if self._down_until_s else NOBODY
+        if affinity is None and not self._down_until_s:
+            return self._acquire(target.candidates, tried)
+        down = self._down()
         if down:
             try:
                 return self.balancer.choose(target, affinity, tried | down)

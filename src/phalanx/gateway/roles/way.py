@@ -107,6 +107,9 @@ class RoleWay:
                 raise
         return ticket
 
+    def key(self, server: RoleServer) -> str:
+        return server.base_url or ""
+
     def place(self, server: RoleServer) -> Place:
         return self._places.of(server.base_url or "")
 
@@ -118,13 +121,15 @@ class RoleWay:
     ) -> list[Bytes]:
         spoken = wish.spoken
         assert spoken is not None, "it was chosen"
+        body, fields = wish.body, wish.fields
         if self._is_generate:
-            body = for_generate(wish.body, wish.fields)
+            body = for_generate(body, fields)
         else:
-            body = for_chat(wish.body, wish.fields, spoken.served)
+            body = for_chat(body, fields, spoken.served)
         known = request.known
         if known is not None:
-            start = self._start(known.target, server)
+            start = b"" if known.has_query else self._starts.get(server.base_url or "", b"")
+            start = start or self._start(known.target, server)
             onward = known.onward or request.onward(self._dropped)
             return [PLAIN_REQUEST % (start, onward, len(body), request_id, body)]
         start, onward = self._start(request.target, server), request.onward(self._dropped)

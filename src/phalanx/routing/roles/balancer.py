@@ -58,12 +58,8 @@ class RoleBalancer:
         self, target: RoleTarget, affinity: str | None, exclude: frozenset[str]
     ) -> Ticket[RoleServer]:
         """As `acquire`, for who knows what its selector and the policy come to."""
-        choices: tuple[RoleServer, ...]
-        if isinstance(target, RouterTarget):
-            choices = (target,)
-        elif affinity is None:
-            choices = target.candidates
-        else:
+        choices: tuple[RoleServer, ...] = target.candidates
+        if affinity is not None and not isinstance(target, RouterTarget):
             preferred = self._affinity.prefer(affinity, target.candidates, exclude)
             if preferred is None:
                 raise NoServerError(

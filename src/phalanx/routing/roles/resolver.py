@@ -48,6 +48,10 @@ class RouterTarget(NamedTuple):
     def base_url(self) -> str:
         return self.url
 
+    @property
+    def candidates(self) -> tuple[RouterTarget]:
+        return (self,)
+
 
 class ReplicaTarget(NamedTuple):
     """Replicas of which any may get the request; at least one, each with a `base_url`."""
