@@ -119,6 +119,13 @@ class VideoAdapter(Protocol):
         """
         ...
 
+    def check_format(self, prompt: VideoPrompt, format: VideoFormat | None) -> None:
+        """Refuse a form that the prompt's video cannot have, before it is computed.
+
+        Raises `InvalidRequestError` naming the field, and `MissingDependencyError`.
+        """
+        ...
+
     def file(self, output: Any, prompt: VideoPrompt, format: VideoFormat | None) -> VideoFile:
         """The plugin's output as a file; `format` None: a picture of one frame, else a clip."""
         ...

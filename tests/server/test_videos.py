@@ -177,6 +177,14 @@ def test_the_beginning_of_a_clip_is_gone_on_with(client, field):
     assert answer.json()["clip"] == [5, 48, 64, 3]
 
 
+def test_a_form_that_does_not_fit_is_refused_before_anything_is_computed(client, gate):
+    gate.reached.clear()
+    refused = client.post(PATH, json={"prompt": "a", "response_format": "png"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "response_format"
+    assert not gate.reached.is_set()
+
+
 def test_a_refusal_of_a_stream_is_a_status(client):
     answer = client.post(PATH, json={"prompt": "a hand", "num_inference_steps": 0, "stream": True})
     assert answer.status_code == 400

@@ -257,6 +257,7 @@ def _film(loading: _Loading, adapter: VideoAdapter, wish: VideoPrompt, target: V
     from phalanx.cli.generate_video import write_video
     from phalanx.engine.engine import Engine
 
+    adapter.check_format(wish, target.format)
     request = adapter.request(wish)
     with (
         Engine(loading.engine_args, deployment=loading.placement.with_ports()) as engine,

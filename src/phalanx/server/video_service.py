@@ -60,9 +60,11 @@ class VideoService:
         return await asyncio.to_thread(parse_video_call, body, self._adapter.num_clip_frames)
 
     async def prepare(self, call: VideoCall) -> PreparedVideo:
-        """Raises `InvalidRequestError` naming what the model cannot do."""
+        """Raises `InvalidRequestError` naming what the model cannot do, and
+        `MissingDependencyError` for a form that nothing here can write.
+        """
         rid = call.request_id or f"video-{uuid.uuid4().hex}"
-        return PreparedVideo(call, rid, await asyncio.to_thread(self._adapter.request, call.prompt))
+        return PreparedVideo(call, rid, await asyncio.to_thread(self._request, call))
 
     async def file(self, video: PreparedVideo) -> VideoFile:
         """The finished video. Whoever stops waiting ends the request in the engine."""
@@ -90,6 +92,10 @@ class VideoService:
                     yield file
             finally:
                 await stream.aclose()
+
+    def _request(self, call: VideoCall) -> Any:  # noqa: ANN401
+        self._adapter.check_format(call.prompt, call.format)
+        return self._adapter.request(call.prompt)
 
     @contextmanager
     def _recorded(self, rid: str) -> Iterator[_Ending]:

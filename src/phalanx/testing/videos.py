@@ -79,6 +79,10 @@ class FakeVideoAdapter:
             text, prompt.num_frames or 9, DEFAULT_STEPS if steps is None else steps
         )
 
+    def check_format(self, prompt: VideoPrompt, format: VideoFormat | None) -> None:
+        if format is VideoFormat.PNG and prompt.num_frames != 1:
+            raise InvalidRequestError("a picture has 1 frame", field="response_format")
+
     def file(
         self, output: FakeVideoOutput, prompt: VideoPrompt, format: VideoFormat | None
     ) -> VideoFile:

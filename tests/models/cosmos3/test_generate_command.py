@@ -97,3 +97,13 @@ def test_ctrl_c_in_the_middle_leaves_no_file(model, tmp_path):
                 pass
         assert process.wait() == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_form_that_does_not_fit_is_refused_before_anything_is_computed(model, tmp_path):
+    done = subprocess.run(
+        command(model, tmp_path / "clip.png"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "a PNG has one frame, and this video 9" in done.stderr
+    assert "Denoising" not in done.stderr and list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -173,6 +174,15 @@ def test_the_camera_is_the_one_that_is_named(policy):
                 "inputs": {"actions": np.zeros((3, 4), np.float32)},
             },
         ),
+        (
+            "actions",
+            "give numbers",
+            {},
+            {
+                "parameters": {"mode": "forward_dynamics"},
+                "inputs": {"actions": np.full((3, 10), "left")},
+            },
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_named(policy, field, message, settings, changes):
@@ -180,6 +190,34 @@ def test_what_cannot_be_used_is_named(policy, field, message, settings, changes)
         policy(**settings).request(seen(**changes))
     assert refused.value.field == field
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 6])
+def test_actions_of_a_clip_need_no_chunk_of_whole_latents(policy, directory, chunk):
+    """The frames behind the last whole latent are not looked at."""
+    clip = np.arange((chunk + 1) * 48 * 64 * 3, dtype=np.uint8).reshape(chunk + 1, 48, 64, 3)
+    told = {"inputs": {"video": clip}, "parameters": {"mode": "inverse_dynamics"}}
+    request = policy(action_chunk=chunk).request(Observation(**told))
+    args = Cosmos3PolicyArgs(directory)
+    check_action_request(request, limits_of(read_config(directory), args))
+    assert request.cond_video_pixels.shape[2] == 1 + chunk // 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "value"),
+    [
+        ("forward_dynamics", "actions", np.ones((8, 10), np.float32)),
+        ("inverse_dynamics", "video", np.zeros((9, 48, 64, 3), np.uint8)),
+    ],
+)
+def test_inputs_of_a_batch_have_its_row(policy, mode, name, value):
+    told = {"instructions": ("push",), "parameters": {"mode": mode}}
+    alone = Observation(images={"front": IMAGE}, inputs={name: value}, **told)
+    rows = {"images": {"front": IMAGE[None]}, "inputs": {name: value[None]}, "batched": True}
+    of_batch = policy().request(Observation(**rows, **told))
+    assert torch.equal(of_batch.cond_video_pixels, policy().request(alone).cond_video_pixels)
+    if mode == "forward_dynamics":
+        assert torch.equal(of_batch.cond_action, policy().request(alone).cond_action)
 
 
 def test_several_observations_are_sent_one_by_one(policy):
@@ -200,13 +238,21 @@ def test_several_observations_are_sent_one_by_one(policy):
         ("allowed: 256, 480, 704, 720", {"resolution_tier": 512}),
         ("allowed: ego_view", {"viewpoint": "above"}),
         ("has 3 pairs; give 10", {"action_range": [[0, 1]] * 3}),
-        ("the lower number comes first", {"action_range": [[1, 1]]}),
+        ("the lower one comes first", {"action_range": [[1, 1]]}),
         ("known: domain, action_dim", {"chunk": 3}),
         ("action_chunk=0", {"action_chunk": 0}),
+        ("fps=0.0", {"fps": 0.0}),
+        ("fps=nan", {"fps": float("nan")}),
+        ("num_inference_steps=0", {"num_inference_steps": 0}),
+        ("guidance_scale=-1.0", {"guidance_scale": -1.0}),
+        ("flow_shift=0.0", {"flow_shift": 0.0}),
+        ("guidance_interval=(9, 2)", {"guidance_interval": [9, 2]}),
+        ("domain=-1", {"domain": -1, "action_dim": 7}),
+        ("has [0.0, inf]", {"action_range": [[0, float("inf")]]}),
     ],
 )
 def test_settings_are_checked(message, settings):
-    with pytest.raises(ConfigurationError, match=message.replace("[", r"\[")):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         policy_settings({**SETTINGS, **settings})
 
 

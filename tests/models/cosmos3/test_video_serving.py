@@ -134,6 +134,30 @@ def test_a_size_that_cannot_be_made_is_refused_with_the_nearest(videos, field, m
     assert refused.value.field == field
 
 
+def test_a_length_that_no_number_holds_is_refused(videos):
+    with pytest.raises(InvalidRequestError, match="make it shorter") as refused:
+        videos.request(VideoPrompt("A hand.", seconds=1e308, fps=1e10))
+    assert refused.value.field == "seconds"
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("num_frames=80 must be 1 more than a multiple of 4: 77 or 81", {"num_frames": 80}),
+        ("width=70 must be a multiple of 16", {"width": 70}),
+        ("height=0 must be from 1", {"height": 0}),
+        ("fps=-1.0", {"fps": -1.0}),
+        ("num_inference_steps=0", {"num_inference_steps": 0}),
+        ("guidance_scale=-1.0", {"guidance_scale": -1.0}),
+        ("flow_shift=0.0", {"flow_shift": 0.0}),
+        ("seed=-1", {"seed": -1}),
+    ],
+)
+def test_settings_that_no_request_could_have_are_refused(message, settings):
+    with pytest.raises(ConfigurationError, match=message):
+        video_settings(settings)
+
+
 def output(frames: int = 9, channels: int = 3) -> Cosmos3Video:
     return Cosmos3Video(torch.rand(1, channels, frames, 48, 64), torch.ones(1, 5, 4))
 
@@ -172,6 +196,15 @@ def test_numbers_come_with_their_sound(videos):
 def test_a_picture_of_many_frames_is_refused(videos):
     with pytest.raises(InvalidRequestError, match="this video 9"):
         videos.file(output(), VideoPrompt("A hand."), VideoFormat.PNG)
+
+
+@pytest.mark.parametrize("length", [{}, {"num_frames": 5}, {"seconds": 1.0}])
+def test_a_picture_of_many_frames_is_refused_before_it_is_computed(videos, length):
+    with pytest.raises(InvalidRequestError, match="a PNG has one frame") as refused:
+        videos.check_format(VideoPrompt("A hand.", **length), VideoFormat.PNG)
+    assert refused.value.field == "response_format"
+    videos.check_format(VideoPrompt("A hand.", num_frames=1), VideoFormat.PNG)
+    videos.check_format(VideoPrompt("A hand.", **length), VideoFormat.NPZ)
 
 
 def test_a_video_that_was_ended_is_no_file(videos):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,7 @@ def video_bytes(output: Cosmos3Video, fps: float, format: VideoFormat | None) ->
     `MissingDependencyError` where the library that writes it is not installed.
     """
     pixels = output.video[0].detach().float().cpu()
-    if format is None:
-        format = VideoFormat.PNG if pixels.shape[1] == 1 else VideoFormat.MP4
+    format = _chosen(pixels.shape[1], format)
     match format:
         case VideoFormat.MP4:
             data = _mp4(pixels, fps)
@@ -32,6 +32,24 @@ def video_bytes(output: Cosmos3Video, fps: float, format: VideoFormat | None) ->
         case VideoFormat.NPZ:
             data = _npz(pixels, output.sound, fps)
     return VideoFile(data, format)
+
+
+def _chosen(num_frames: int, format: VideoFormat | None) -> VideoFormat:
+    if format is not None:
+        return format
+    return VideoFormat.PNG if num_frames == 1 else VideoFormat.MP4
+
+
+def check_format(num_frames: int, format: VideoFormat | None) -> None:
+    """Refuse what `video_bytes` could not make of so many frames. Raises as it does."""
+    match _chosen(num_frames, format):
+        case VideoFormat.MP4:
+            from phalanx.models.cosmos3 import video_file  # noqa: F401
+        case VideoFormat.PNG:
+            _pillow()
+            _check_picture(num_frames)
+        case VideoFormat.NPZ:
+            pass
 
 
 def _mp4(pixels: Tensor, fps: float) -> bytes:
@@ -43,21 +61,29 @@ def _mp4(pixels: Tensor, fps: float) -> bytes:
         return path.read_bytes()
 
 
-def _png(pixels: Tensor) -> bytes:
+def _check_picture(num_frames: int) -> None:
+    if num_frames != 1:
+        raise InvalidRequestError(
+            f"a PNG has one frame, and this video {num_frames}; ask for mp4, or for 1 frame",
+            field="response_format",
+        )
+
+
+def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingDependencyError(
             "pictures need pillow; install it with `pip install phalanx[serve]`"
         ) from error
-    if pixels.shape[1] != 1:
-        raise InvalidRequestError(
-            f"a PNG has one frame, and this video {pixels.shape[1]}; ask for mp4, or for 1 frame",
-            field="response_format",
-        )
+    return Image
+
+
+def _png(pixels: Tensor) -> bytes:
+    _check_picture(pixels.shape[1])
     levels = pixels[:, 0].mul(255).round().clamp(0, 255).byte().permute(1, 2, 0)
     target = io.BytesIO()
-    Image.fromarray(levels.contiguous().numpy()).save(target, "PNG")
+    _pillow().fromarray(levels.contiguous().numpy()).save(target, "PNG")
     return target.getvalue()
 
 

@@ -19,7 +19,7 @@ from phalanx.errors import CheckpointError, InvalidRequestError
 from phalanx.models.cosmos3.action_validation import FORWARD, INVERSE
 from phalanx.models.cosmos3.args import Cosmos3PolicyArgs
 from phalanx.models.cosmos3.checkpoint import read_config
-from phalanx.models.cosmos3.conditioning import fit_observation
+from phalanx.models.cosmos3.conditioning import fit_observation, frames_of
 from phalanx.models.cosmos3.geometry import TEMPORAL_STRIDE
 from phalanx.models.cosmos3.policy_settings import (
     ActionParameters,
@@ -133,7 +133,7 @@ class Cosmos3PolicyServing:
     def _frames(self, observation: Observation, asked: ActionParameters) -> Tensor:
         """uint8 [F, 3, H, W]: the clip, or the camera's one picture."""
         if asked.mode == INVERSE:
-            clip = observation.inputs[VIDEO]
+            clip = _of_the_row(observation, VIDEO, 4)
             wanted = self._settings.action_chunk + 1
             if (
                 clip.dtype != np.uint8
@@ -146,7 +146,9 @@ class Cosmos3PolicyServing:
                     f"3) of {wanted} frames",
                     field=VIDEO,
                 )
-            return torch.from_numpy(np.array(clip[:wanted])).permute(0, 3, 1, 2)
+            # What is behind the last whole latent has none.
+            kept = frames_of(range(self._settings.action_chunk // TEMPORAL_STRIDE + 1))
+            return torch.from_numpy(np.array(clip[:kept])).permute(0, 3, 1, 2)
         image = np.array(self._image(observation))
         if image.shape[-1] != 3:
             raise InvalidRequestError(
@@ -187,15 +189,24 @@ class Cosmos3PolicyServing:
     def _given_actions(self, observation: Observation, asked: ActionParameters) -> Tensor | None:
         if asked.mode != FORWARD:
             return None
-        given = np.asarray(observation.inputs[ACTIONS], np.float32)
+        given = _of_the_row(observation, ACTIONS, 2)
+        if given.dtype.kind not in "fiu":
+            raise InvalidRequestError(f"actions are {given.dtype}; give numbers", field=ACTIONS)
         width = self._settings.width
         if given.ndim != 2 or given.shape[1] != width or not len(given):
             raise InvalidRequestError(
                 f"actions have shape {given.shape}; give (1 to {self._settings.action_chunk}, {width})",
                 field=ACTIONS,
             )
-        kept = torch.from_numpy(given[: self._settings.action_chunk].copy())
+        kept = torch.from_numpy(given[: self._settings.action_chunk].astype(np.float32))
         return _scaled(kept, self._settings.action_range, back=False)[None]
+
+
+def _of_the_row(observation: Observation, name: str, num_dims: int) -> NDArray[np.generic]:
+    """An input of `num_dims` dimensions; of a batch that of its one row."""
+    given = np.asarray(observation.inputs[name])
+    has_row = observation.batched and given.ndim == num_dims + 1 and len(given) == 1
+    return given[0] if has_row else given
 
 
 def _check_inputs(observation: Observation, asked: ActionParameters) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from phalanx.errors import ConfigurationError, InvalidRequestError
+from phalanx.models.cosmos3.adapter_args import adapter_args, checked_as_requests
 from phalanx.models.cosmos3.conditioning import TIERS
 from phalanx.models.cosmos3.domains import DOMAINS, Domain
 from phalanx.models.cosmos3.prompt import VIEWPOINTS
+from phalanx.models.cosmos3.validation import check_number, check_sampling
 from phalanx.processing.policy.parameters import check_policy_type
 from phalanx.schema.observation import Observation
 
@@ -65,6 +68,16 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.resolution_tier not in TIERS:
             allowed = ", ".join(map(str, TIERS))
             raise ConfigurationError(f"resolution_tier={self.resolution_tier}; allowed: {allowed}")
+        if isinstance(self.domain, int) and self.domain < 0:
+            raise ConfigurationError(f"domain={self.domain} must be a name, or an id from 0 on")
+        with checked_as_requests():
+            check_number("fps", self.fps)
+            check_sampling(
+                self.num_inference_steps,
+                self.guidance_scale,
+                self.flow_shift,
+                self.guidance_interval,
+            )
         if self.viewpoint not in (*VIEWPOINTS, "none"):
             allowed = ", ".join((*VIEWPOINTS, "none"))
             raise ConfigurationError(f"viewpoint={self.viewpoint!r}; allowed: {allowed}")
@@ -108,14 +121,8 @@ def domain_of(name: str) -> Domain:
 
 
 def policy_settings(given: Mapping[str, object]) -> PolicySettings:
-    """Raises `ConfigurationError` naming the key that is unknown, missing or of a wrong type."""
-    try:
-        return msgspec.convert(dict(given), PolicySettings)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigurationError):
-            raise error.__cause__ from None
-        known = ", ".join(PolicySettings.__struct_fields__)
-        raise ConfigurationError(f"adapter.args: {error}; known: {known}") from error
+    """Raises `ConfigurationError` as `adapter_args`."""
+    return adapter_args(given, PolicySettings)
 
 
 def action_parameters(observation: Observation, policy: str) -> ActionParameters:
@@ -137,5 +144,7 @@ def _check_range(name: str, pairs: list[tuple[float, float]] | None, width: int)
     if len(pairs) not in (1, width):
         raise ConfigurationError(f"{name} has {len(pairs)} pairs; give {width}, or 1 for all")
     for low, high in pairs:
-        if not low < high:
-            raise ConfigurationError(f"{name} has [{low}, {high}]; the lower number comes first")
+        if not low < high or not math.isfinite(high - low):
+            raise ConfigurationError(
+                f"{name} has [{low}, {high}]; give two numbers, of which the lower one comes first"
+            )

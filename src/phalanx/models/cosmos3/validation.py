@@ -95,7 +95,6 @@ def check_video_request(request: Cosmos3T2VRequest, limits: Limits) -> None:
 def check_guided(request: GuidedRequest, limits: Limits) -> None:
     """Texts, steps, guidance, and whether `video_shape` are three numbers."""
     _check_text(request.text_ids, request.text_mask, "", limits)
-    check_number("guidance_scale", request.guidance_scale, least=0)
     if request.neg_text_ids is not None or request.neg_text_mask is not None:
         _check_text(request.neg_text_ids, request.neg_text_mask, "neg_", limits)
     elif request.guidance_scale != 1:
@@ -104,12 +103,14 @@ def check_guided(request: GuidedRequest, limits: Limits) -> None:
             f"is None beside guidance_scale={request.guidance_scale}; give the negative prompt (of "
             "an empty text, where there is none), or guidance_scale=1",
         )
-    check_whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
+    check_sampling(
+        request.num_inference_steps,
+        request.guidance_scale,
+        request.flow_shift,
+        request.guidance_interval,
+    )
     check_whole("seed", request.seed, 0, MAX_SEED - 1)
     check_number("fps", request.fps)
-    if request.flow_shift is not None:
-        check_number("flow_shift", request.flow_shift)
-    _check_interval(request.guidance_interval)
     shape = request.video_shape
     if not _is_whole_tuple(shape) or len(shape) != 3 or min(shape) < 1:
         raise refusal(
@@ -117,6 +118,20 @@ def check_guided(request: GuidedRequest, limits: Limits) -> None:
             f"={shape!r} must be latent frames, rows and columns: for F frames of H x W pixels "
             "((F - 1) // 4 + 1, H // 16, W // 16)",
         )
+
+
+def check_sampling(
+    num_inference_steps: object,
+    guidance_scale: object,
+    flow_shift: object,
+    guidance_interval: object,
+) -> None:
+    """How a request is denoised."""
+    check_whole("num_inference_steps", num_inference_steps, 1, MAX_STEPS)
+    check_number("guidance_scale", guidance_scale, least=0)
+    if flow_shift is not None:
+        check_number("flow_shift", flow_shift)
+    _check_interval(guidance_interval)
 
 
 def check_size(shape: MediaShape, limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from phalanx.errors import ConfigurationError, InvalidRequestError, RequestFailedError
+from phalanx.errors import InvalidRequestError, RequestFailedError
+from phalanx.models.cosmos3.adapter_args import adapter_args, checked_as_requests
 from phalanx.models.cosmos3.args import Cosmos3Args
 from phalanx.models.cosmos3.checkpoint import read_config
 from phalanx.models.cosmos3.conditioning import clip_frames, frames_of, image_frame
-from phalanx.models.cosmos3.finished_video import video_bytes
+from phalanx.models.cosmos3.finished_video import check_format, video_bytes
 from phalanx.models.cosmos3.geometry import (
     SPATIAL_STRIDE,
     TEMPORAL_STRIDE,
@@ -25,6 +27,7 @@ from phalanx.models.cosmos3.geometry import (
 from phalanx.models.cosmos3.prompt import Format, media_prompt
 from phalanx.models.cosmos3.request import Cosmos3T2VRequest, Cosmos3Video
 from phalanx.models.cosmos3.texts import Texts
+from phalanx.models.cosmos3.validation import check_sampling
 from phalanx.schema.videos import VideoFile, VideoFormat, VideoPrompt
 
 T = TypeVar("T")
@@ -54,14 +57,24 @@ class VideoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     negative_prompt: str = ""
     seed: int = 42
 
+    def __post_init__(self) -> None:
+        with checked_as_requests():
+            VideoPrompt(
+                "any",
+                width=self.width,
+                height=self.height,
+                num_frames=self.num_frames,
+                fps=self.fps,
+                seed=self.seed,
+            )
+            _check_sides(self.width, self.height)
+            _check_length(self.num_frames)
+            check_sampling(self.num_inference_steps, self.guidance_scale, self.flow_shift, None)
+
 
 def video_settings(given: Mapping[str, object]) -> VideoSettings:
-    """Raises `ConfigurationError` naming the key that is unknown or of a wrong type."""
-    try:
-        return msgspec.convert(dict(given), VideoSettings)
-    except msgspec.ValidationError as error:
-        known = ", ".join(VideoSettings.__struct_fields__)
-        raise ConfigurationError(f"adapter.args: {error}; known: {known}") from error
+    """Raises `ConfigurationError` as `adapter_args`."""
+    return adapter_args(given, VideoSettings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +139,9 @@ class Cosmos3Videos:
             cond_video_pixels=None if condition is None else condition.pixels[None],
         )
 
+    def check_format(self, prompt: VideoPrompt, format: VideoFormat | None) -> None:
+        check_format(self._format(prompt).frames, format)
+
     def file(
         self, output: Cosmos3Video, prompt: VideoPrompt, format: VideoFormat | None
     ) -> VideoFile:
@@ -140,31 +156,43 @@ class Cosmos3Videos:
             _given(prompt.width, settings.width),
             _given(prompt.height, settings.height),
         )
-        for field, side in (("width", width), ("height", height)):
-            over = side % SPATIAL_STRIDE
-            if over:
-                near = [side - over, side - over + SPATIAL_STRIDE]
-                allowed = " or ".join(str(one) for one in near if one)
-                raise InvalidRequestError(
-                    f"{field}={side} must be a multiple of {SPATIAL_STRIDE}: {allowed}",
-                    field=field,
-                )
+        _check_sides(width, height)
         fps = _given(prompt.fps, settings.fps)
         return Format(self._frames(prompt, fps), fps, height, width)
 
     def _frames(self, prompt: VideoPrompt, fps: float) -> int:
         """A number that the model can make: one, and fours behind it."""
         if prompt.seconds is not None:
-            return 1 + TEMPORAL_STRIDE * max(0, round((prompt.seconds * fps - 1) / TEMPORAL_STRIDE))
+            length = prompt.seconds * fps
+            if not math.isfinite(length):
+                raise InvalidRequestError(
+                    f"seconds={prompt.seconds} with fps={fps}: make it shorter", field="seconds"
+                )
+            return 1 + TEMPORAL_STRIDE * max(0, round((length - 1) / TEMPORAL_STRIDE))
         frames = _given(prompt.num_frames, self._settings.num_frames)
-        over = (frames - 1) % TEMPORAL_STRIDE
-        if over:
-            raise InvalidRequestError(
-                f"num_frames={frames} must be 1 more than a multiple of {TEMPORAL_STRIDE}: "
-                f"{frames - over} or {frames - over + TEMPORAL_STRIDE}",
-                field="num_frames",
-            )
+        _check_length(frames)
         return frames
+
+
+def _check_sides(width: int, height: int) -> None:
+    for field, side in (("width", width), ("height", height)):
+        over = side % SPATIAL_STRIDE
+        if over:
+            near = [side - over, side - over + SPATIAL_STRIDE]
+            allowed = " or ".join(str(one) for one in near if one)
+            raise InvalidRequestError(
+                f"{field}={side} must be a multiple of {SPATIAL_STRIDE}: {allowed}", field=field
+            )
+
+
+def _check_length(frames: int) -> None:
+    over = (frames - 1) % TEMPORAL_STRIDE
+    if over:
+        raise InvalidRequestError(
+            f"num_frames={frames} must be 1 more than a multiple of {TEMPORAL_STRIDE}: "
+            f"{frames - over} or {frames - over + TEMPORAL_STRIDE}",
+            field="num_frames",
+        )
 
 
 def _condition(prompt: VideoPrompt, form: Format) -> _Condition | None:
