@@ -17,11 +17,10 @@ PARIS, DOT, EOS = 7042, 30, 2
 @pytest.fixture(scope="module")
 def answer(smollm2):
     """One drive for all: its answer to a fixed question, by what should end it."""
-    prompt = chat_ids(smollm2, CAPITAL)
+    prompt, drive = chat_ids(smollm2, CAPITAL), Drive(smollm2)
 
     def of(detokenize=True, **sampling):
         params = {"temperature": 0.0, "max_new_tokens": 10, **sampling}
-        drive = Drive(smollm2)
         request = GenerateRequest(
             input_ids=prompt, sampling=SamplingParams(**params), detokenize=detokenize
         )
