@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.gateway.traffic import BOUNDS_S, Quantiles, Traffic, is_failure
 from phalanx.routing.endpoint import Endpoint
-from phalanx.routing.load import Ticket
+from phalanx.routing.load import ServerAccount, Ticket
 from phalanx.routing.snapshot import Server
 from phalanx.testing.clock import ManualClock
 
@@ -20,7 +20,7 @@ def ended(
     served_s: float | None = None,
     started_s: float = 0.0,
 ):
-    ticket = Ticket(SERVER, started_s, lambda _: None)
+    ticket = Ticket(SERVER, ServerAccount(0), started_s, lambda _: None)
     ticket.outcome(code, served_s=served_s, message="why " * 200)
     traffic.ended(ticket, seconds)
 

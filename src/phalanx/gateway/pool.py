@@ -41,6 +41,8 @@ class Pool:
         self.traffic = Traffic(clock)
         self._clock = clock
         self._shown = registry.publisher.snapshot
+        self._ready = self._shown.ready
+        self._acquire = registry.load.acquire
         self._changed = asyncio.Event()
         self._closed = False
         self._events: deque[PoolEvent] = deque(maxlen=NUM_EVENTS)
@@ -66,9 +68,9 @@ class Pool:
         ready. The caller releases the ticket whatever happens.
         """
         if model is not None:
-            ready = self.registry.publisher.snapshot.ready.get((model, scheme))
+            ready = self._ready.get((model, scheme))
             if ready is not None:  # what `resolve` would give
-                return self.registry.load.acquire(ready, exclude)
+                return self._acquire(ready, exclude)
         return self.registry.acquire(Selector(scheme, model), exclude)
 
     def connect_failed(self, server_id: str, detail: str = "no connection") -> None:
@@ -96,6 +98,7 @@ class Pool:
 
     def _published(self, snapshot: Snapshot) -> None:
         before, self._shown = self._shown.by_id, snapshot
+        self._ready = snapshot.ready
         now_s = self._clock.wall_s()
         for server in snapshot.servers:
             known = before.get(server.server_id)

@@ -32,7 +32,7 @@ ServerT = TypeVar("ServerT", bound=Countable, default=Server)
 ServerT_co = TypeVar("ServerT_co", bound=Countable, default=Server, covariant=True)
 
 
-class _Account:
+class ServerAccount:
     """The requests of one server. `turn`: when it was last chosen, in choices."""
 
     __slots__ = ("num_in_flight", "turn")
@@ -45,18 +45,20 @@ class _Account:
 class Ticket(Generic[ServerT_co]):
     """One request at one server, counted from `InFlight.acquire` to `release`.
 
-    `code`, `served_s` and `message` are its outcome.
+    `account` counts it; `code`, `served_s` and `message` are its outcome.
     """
 
-    __slots__ = ("_release", "code", "message", "served_s", "server", "started_s")
+    __slots__ = ("_release", "account", "code", "message", "served_s", "server", "started_s")
 
     def __init__(
         self,
         server: ServerT_co,
+        account: ServerAccount,
         started_s: float,
         release: Callable[[Ticket[ServerT_co]], None],
     ) -> None:
         self.server = server
+        self.account = account
         self.started_s = started_s
         self.code = LEFT
         self.served_s: float | None = None
@@ -99,7 +101,7 @@ class InFlight(Generic[ServerT]):
     ) -> None:
         self._clock = clock
         self._listeners: tuple[Callable[[Ticket[ServerT], float], None], ...] = ()
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, ServerAccount] = {}
         self._turns = itertools.count(1)
         self._on_idle = on_idle
         self._first_turn = first_turn
@@ -125,14 +127,14 @@ class InFlight(Generic[ServerT]):
         Raises `NoServerError` where all are.
         """
         chosen: ServerT | None = None
-        best: _Account | None = None
+        best: ServerAccount | None = None
         least = turn = 0
         accounts = self._accounts
         for server in candidates:
             server_id = server.server_id
             account = accounts.get(server_id)
             if account is None:
-                account = accounts[server_id] = _Account(self._first_turn())
+                account = accounts[server_id] = ServerAccount(self._first_turn())
             if exclude and server_id in exclude:
                 continue
             num = account.num_in_flight
@@ -145,7 +147,7 @@ class InFlight(Generic[ServerT]):
             )
         best.num_in_flight += 1
         best.turn = next(self._turns)
-        return Ticket(chosen, self._clock.monotonic_s(), self._released)
+        return Ticket(chosen, best, self._clock.monotonic_s(), self._released)
 
     def listen(self, listener: Callable[[Ticket[ServerT], float], None]) -> None:
         """Tell `listener` of each request that leaves, and how many seconds it was there."""
@@ -161,8 +163,7 @@ class InFlight(Generic[ServerT]):
             duration_s = self._clock.monotonic_s() - ticket.started_s
             for listener in self._listeners:
                 listener(ticket, duration_s)
-        server_id = ticket.server.server_id
-        account = self._accounts[server_id]
+        account = ticket.account
         account.num_in_flight -= 1
         if account.num_in_flight == 0:
-            self._on_idle(server_id)
+            self._on_idle(ticket.server.server_id)

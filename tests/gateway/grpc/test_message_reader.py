@@ -42,7 +42,7 @@ def test_small_pieces_do_not_keep_what_else_was_read_with_them():
 def test_a_message_of_several_reads_is_not_copied_and_one_of_a_part_of_a_read_is():
     reads = [bytes(READ_BYTES) for _ in range(4)]
     data = [memoryview(reads[0])[-8192:], *map(memoryview, reads[1:3]), memoryview(reads[3])[:8192]]
-    reader = MessageReader(MIB)
+    reader = MessageReader(4 * MIB)
     reader.feed(memoryview(prefixed(bytes(sum(map(len, data))))))
     for piece in data:
         reader.feed(piece)

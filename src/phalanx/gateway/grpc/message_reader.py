@@ -10,7 +10,8 @@ from phalanx.errors import BodyTooLargeError, MalformedRequestError
 from phalanx.gateway.http2.read_buffer import READ_BYTES
 
 PREFIX_BYTES = 5
-_SPARE_BYTES = 512 * 1024
+_SPARE_BYTES = READ_BYTES
+_LONG_BYTES = READ_BYTES // 4
 _PIECE_BYTES = 256
 """What keeping a piece costs beside its bytes."""
 _SHORT_BYTES = 4096
@@ -44,8 +45,9 @@ def prefix_of(num_bytes: int) -> bytes:
 class MessageReader:
     """`feed` what arrives and take from `whole`.
 
-    Long pieces are kept as they lie in what was read, as long as that holds little else; those of a
-    whole message too, as long as it holds no more than as much again, or one read more.
+    Pieces that are not short are kept as they lie in what was read, as long as that holds little
+    else; those of a whole message too, as long as it holds no more than as much again, or, where it
+    is long, one read more.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -115,8 +117,8 @@ class MessageReader:
 
     def _finish(self) -> None:
         num_bytes = self._num_bytes
-        # A long one lies in one read more than it fills, at either end.
-        spare = READ_BYTES if num_bytes >= READ_BYTES else 0
+        # A long one lies in a read more than it fills.
+        spare = READ_BYTES if num_bytes >= _LONG_BYTES else 0
         if self._kept_bytes > 2 * num_bytes + spare:
             self._pieces = [b"".join(self._pieces)]
         self.whole.append(Message(tuple(self._pieces), self._prefix[0] == 1))

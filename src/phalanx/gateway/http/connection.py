@@ -191,9 +191,12 @@ class ClientConnection(asyncio.Protocol):
         if request.refusal is not None:
             return self._turn_away(request, request.refusal)
         known = request.known
-        route = front.route(request) if known is None or known.route is None else known.route
-        if isinstance(route, Refusal):
-            return self._turn_away(request, route)
+        route = None if known is None else known.route
+        if route is None:
+            found = front.route(request)
+            if isinstance(found, Refusal):
+                return self._turn_away(request, found)
+            route = found
         if not request.complete:
             if request.awaits_continue:
                 request.awaits_continue = False

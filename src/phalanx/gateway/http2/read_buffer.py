@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-READ_BYTES = 256 * 1024
-"""One piece of memory: what a read takes at most."""
-_LEAST_ROOM = READ_BYTES // 4
-"""With less left of a piece the next one is begun, for reads that are small cost as much each."""
+READ_BYTES = 1024 * 1024
+"""One piece of memory: what a read takes at most, which is more than the images of one request."""
+_LEAST_ROOM = READ_BYTES // 2
+"""With less left of a piece the next one is begun, for a read that takes little costs as much."""
 
 
 class ReadBuffer:
