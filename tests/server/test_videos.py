@@ -7,6 +7,7 @@ import json
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from typing import ClassVar
 
 import httpx
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image
 from phalanx import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.schema.server_config import ServerConfig
+from phalanx.schema.videos import VideoFile
 from phalanx.testing.videos import MAX_STEPS, FakeVideo, FakeVideoAdapter, FakeVideoArgs
 from tests.server.conftest import events
 from tests.server.running import RunningServer, running
@@ -42,13 +44,30 @@ def gate() -> Gate:
     return Gate()
 
 
+class Told(VideoFile):
+    """Notes the threads that write it into an answer."""
+
+    threads: ClassVar[list[str]] = []
+
+    @property
+    def media_type(self) -> str:
+        self.threads.append(threading.current_thread().name)
+        return super().media_type
+
+
+class Telling(FakeVideoAdapter):
+    def file(self, output, prompt, format):
+        file = super().file(output, prompt, format)
+        return Told(file.data, file.format)
+
+
 @pytest.fixture(scope="module")
 def server(gate: Gate) -> Iterator[RunningServer]:
     if FakeVideo.name not in Engine.registered():
         Engine.register(FakeVideo)
     args = EngineArgs("fake_video", FakeVideoArgs(before_tick=gate), CONFIG)
     config = ServerConfig(port=0, served_model_name="dream")
-    with running(lambda: Engine(args), None, config, FakeVideoAdapter()) as running_server:
+    with running(lambda: Engine(args), None, config, Telling()) as running_server:
         yield running_server
 
 
@@ -95,6 +114,13 @@ def test_base64_in_json(client):
     assert json.loads(b64decode(item["b64_json"]))["prompt"] == "a hand"
 
 
+@pytest.mark.parametrize("form", [{"response_format": "b64_json"}, {"stream": True}])
+def test_a_large_file_is_not_written_as_text_in_the_event_loop(client, form):
+    Told.threads.clear()
+    assert client.post(PATH, json={"prompt": "a wave", **form}).status_code == 200
+    assert Told.threads and not any("_run" in name for name in Told.threads)
+
+
 def test_a_stream_tells_each_step_and_ends_in_the_file(client):
     body = {"prompt": "a hand", "num_inference_steps": 4, "stream": True}
     *steps, last = events(client.post(PATH, json=body))
@@ -132,6 +158,8 @@ def test_an_image_to_begin_with(client, field, kind, prefix):
         ("seconds", "must be a number", {"seconds": "four"}),
         ("seconds", "more than 0", {"seconds": "nan"}),
         ("num_frames", "more than 0", {"num_frames": 0}),
+        ("fps", "fps=0.001 must be from 0.01 to 1000", {"fps": 0.001}),
+        ("fps", "fps=2000.0 must be from 0.01 to 1000", {"fps": 2000}),
         ("num_inference_steps", f"from 1 to {MAX_STEPS}", {"num_inference_steps": 0}),
         ("n", "one video", {"n": 2}),
         ("seed", "from 0 to", {"seed": -1}),

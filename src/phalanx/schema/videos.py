@@ -15,6 +15,7 @@ from phalanx.errors import InvalidRequestError
 
 MAX_SIDE = 8192
 MAX_SEED = 2**63
+MIN_FPS, MAX_FPS = 0.01, 1000
 
 
 class VideoFormat(StrEnum):
@@ -89,11 +90,11 @@ class VideoPrompt:
                 "num_frames and seconds both say how long the video is; give one of both",
                 field="seconds",
             )
-        for name, value in (
-            ("num_frames", self.num_frames),
-            ("seconds", self.seconds),
-            ("fps", self.fps),
-        ):
+        if self.fps is not None and not MIN_FPS <= self.fps <= MAX_FPS:
+            raise InvalidRequestError(
+                f"fps={self.fps} must be from {MIN_FPS} to {MAX_FPS}", field="fps"
+            )
+        for name, value in (("num_frames", self.num_frames), ("seconds", self.seconds)):
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidRequestError(f"{name}={value} must be more than 0", field=name)
 

@@ -104,6 +104,6 @@ def test_a_form_that_does_not_fit_is_refused_before_anything_is_computed(model, 
     done = subprocess.run(
         command(model, tmp_path / "clip.png"), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "a PNG has one frame, and this video 9" in done.stderr
     assert "Denoising" not in done.stderr and list(tmp_path.iterdir()) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +22,10 @@ from phalanx.wire.videos import answer_body, completed_event, progress_event
 
 VIDEOS_PATH = "/v1/videos/generations"
 JOB_PATHS = ("/v1/videos", "/v1/videos/{rest:path}")
+
+
+class _Tell(Protocol):
+    def __call__(self, file: VideoFile, *, id: str, model: str, created: int) -> bytes: ...
 
 
 class VideoRoute:
@@ -42,8 +48,7 @@ class VideoRoute:
         file = await self._service.file(video)
         if not call.as_json:
             return Response(file.data, media_type=file.media_type)
-        answer = answer_body(file, id=video.rid, model=self._models.name, created=self._now())
-        return Response(answer, media_type="application/json")
+        return Response(await self._told(answer_body, file, video), media_type="application/json")
 
     async def _stream(self, video: PreparedVideo) -> Response:
         events = self._events(video)
@@ -59,13 +64,15 @@ class VideoRoute:
             async for item in items:
                 match item:
                     case VideoFile():
-                        name, now = self._models.name, self._now()
-                        yield completed_event(item, id=video.rid, model=name, created=now)
+                        yield await self._told(completed_event, item, video)
                     case DenoiseProgress():
                         yield progress_event(item)
 
-    def _now(self) -> int:
-        return int(self._service.clock.wall_s())
+    async def _told(self, tell: _Tell, file: VideoFile, video: PreparedVideo) -> bytes:
+        """The file as text, which may be much: written on a thread."""
+        created = int(self._service.clock.wall_s())
+        name = self._models.name
+        return await asyncio.to_thread(tell, file, id=video.rid, model=name, created=created)
 
 
 def video_routes(
