@@ -35,6 +35,7 @@ from phalanx.distill import (
     Scoring,
     TeacherScorer,
 )
+from phalanx.settings import end_without_collecting
 from rl.grading import QUESTIONS, TOP_K, judges_messages, prompts, reward
 from rl.learner import Learner, LearnerSettings, own_devices
 
@@ -147,6 +148,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> None:
+    end_without_collecting()
     asyncio.run(run(parsed(arguments)))
 
 

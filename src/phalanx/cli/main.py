@@ -77,6 +77,7 @@ def called(arguments: Sequence[str]) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `arguments` (the process's own by default) and exit."""
     settings.limit_thread_spinning()
+    settings.end_without_collecting()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         called(given)(args=given, prog_name="phalanx")

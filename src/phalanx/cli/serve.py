@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx import log
+from phalanx import log, settings
 from phalanx.checkpoints import checkpoint_names
 from phalanx.cli.placement import device_list, meeting
 from phalanx.errors import ConfigurationError
@@ -234,7 +234,9 @@ def serve(
     if check:
         print(describe(plan(loaded, source, prepare=False)), end="")
         return
-    raise typer.Exit(_run(plan(loaded, source, prepare=True)))
+    with settings.importing():
+        planned = plan(loaded, source, prepare=True)
+    raise typer.Exit(_run(planned))
 
 
 def load_config(path: Path | None, overrides: dict[str, object]) -> tuple[ServeConfig, str]:

@@ -21,6 +21,7 @@ from functools import partial
 from multiprocessing import spawn
 from typing import Any, BinaryIO, NoReturn
 
+from phalanx import settings
 from phalanx.engine.boundary import Raised, attempt
 from phalanx.engine.workers.channel import connect
 from phalanx.engine.workers.crashes import crash
@@ -50,6 +51,7 @@ class Boot:
 def main(boot_file: BinaryIO, descriptor: int, parent_pid: int) -> NoReturn:
     """Run the worker and leave the process: with status 0 after an orderly end, else with 1."""
     die_with(parent_pid)
+    settings.end_without_collecting()
     # Ctrl-C reaches every process of the terminal; what becomes of the workers is the parent's
     # choice. The parent started this process with the signal blocked, so that none is lost here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,15 +93,17 @@ def _live(boot: Boot, channel: WorkerChannel) -> int:
 
 
 def _load(boot: Boot) -> WorkerRuntime:
-    # The mark by which Python refuses to start processes from a main module without a guard.
-    marks = vars(multiprocessing.current_process())
-    marks["_inheriting"] = True
-    try:
-        spawn.prepare(boot.preparation)
-        factory = boot.factory.load()
-    finally:
-        del marks["_inheriting"]
-    return factory.resolve()(factory.config)
+    with settings.importing():
+        # The mark by which Python refuses to start processes from a main module without a guard.
+        marks = vars(multiprocessing.current_process())
+        marks["_inheriting"] = True
+        try:
+            spawn.prepare(boot.preparation)
+            factory = boot.factory.load()
+        finally:
+            del marks["_inheriting"]
+        make = factory.resolve()
+    return make(factory.config)
 
 
 def _be_ready(boot: Boot, runtime: WorkerRuntime, channel: WorkerChannel) -> None:
