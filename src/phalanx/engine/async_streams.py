@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
@@ -11,9 +10,9 @@ from phalanx.clock import Clock
 from phalanx.engine.mailbox import Mailbox
 from phalanx.engine.requests import LiveRequest
 from phalanx.engine.sinks import Output, UnreadEvents, Wakeable
-from phalanx.engine.streams import cancel_unended
+from phalanx.engine.streams import RequestStream, cancel_unended
 from phalanx.errors import PhalanxError
-from phalanx.plugin import Delta, Failed, Final
+from phalanx.plugin import Failed
 
 
 class AsyncSink:
@@ -64,7 +63,7 @@ class AsyncSink:
                 self._waiter = None
 
 
-class AsyncResponseStream:
+class AsyncResponseStream(RequestStream[AsyncSink]):
     """Deltas of one request, then its complete output as the last item.
 
     For one reader, in the event loop that it was made in. Closing or dropping the stream before
@@ -72,21 +71,8 @@ class AsyncResponseStream:
     """
 
     def __init__(self, live: LiveRequest, sink: AsyncSink, cancel: Callable[[], bool]) -> None:
-        self._live = live
-        self._sink = sink
-        self._over = False
+        super().__init__(live, sink, cancel)
         self._cancel = cancel
-        self._release = weakref.finalize(self, cancel_unended, sink.unread, cancel)
-        self._release.atexit = False
-
-    @property
-    def rid(self) -> str:
-        return self._live.rid
-
-    @property
-    def queue_time_s(self) -> float | None:
-        """From submit to the request's first step; None until then."""
-        return self._live.queue_time_s
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -94,16 +80,7 @@ class AsyncResponseStream:
     async def __anext__(self) -> Any:
         if self._over:
             raise StopAsyncIteration
-        event = await self._sink.next()
-        match event:
-            case Delta(payload=payload):
-                return payload
-            case Final(payload=payload):
-                self._end()
-                return payload
-            case Failed(error=error):
-                self._end()
-                raise error
+        return self._taken(await self._sink.next())
 
     def cancel(self) -> None:
         """Cancel the request; the stream goes on to its last item."""
@@ -112,10 +89,6 @@ class AsyncResponseStream:
     async def aclose(self) -> None:
         """End reading; cancels the request where it has not ended."""
         self._end()
-
-    def _end(self) -> None:
-        self._over = True
-        self._release()
 
     async def __aenter__(self) -> Self:
         return self

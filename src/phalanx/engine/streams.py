@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from phalanx.clock import Clock
 from phalanx.engine.requests import LiveRequest
@@ -51,14 +51,18 @@ class ThreadSink:
             self._arrived.wait()
 
 
-class ResponseStream:
-    """Deltas of one request, then its complete output as the last item.
+class _Sink(Protocol):
+    @property
+    def unread(self) -> UnreadEvents: ...
 
-    For one reader. A failed request raises its error in place of the output. Closing or dropping
-    the stream before its end cancels the request; use it as a context manager.
-    """
 
-    def __init__(self, live: LiveRequest, sink: ThreadSink, cancel: Callable[[], bool]) -> None:
+S = TypeVar("S", bound=_Sink)
+
+
+class RequestStream(Generic[S]):
+    """What the streams of threads and of coroutines have in common."""
+
+    def __init__(self, live: LiveRequest, sink: S, cancel: Callable[[], bool]) -> None:
         self._live = live
         self._sink = sink
         self._over = False
@@ -74,27 +78,41 @@ class ResponseStream:
         """From submit to the request's first step; None until then."""
         return self._live.queue_time_s
 
+    def _taken(self, event: Output) -> Any:
+        """What `event` is to the reader; its error is raised."""
+        match event:
+            case Delta(payload=payload):
+                return payload
+            case Final(payload=payload):
+                self._end()
+                return payload
+            case Failed(error=error):
+                self._end()
+                raise error
+
+    def _end(self) -> None:
+        self._over = True
+        self._release()
+
+
+class ResponseStream(RequestStream[ThreadSink]):
+    """Deltas of one request, then its complete output as the last item.
+
+    For one reader. A failed request raises its error in place of the output. Closing or dropping
+    the stream before its end cancels the request; use it as a context manager.
+    """
+
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        event = self._sink.next()
-        match event:
-            case Delta(payload=payload):
-                return payload
-            case Final(payload=payload):
-                self.close()
-                return payload
-            case Failed(error=error):
-                self.close()
-                raise error
+        return self._taken(self._sink.next())
 
     def close(self) -> None:
         """End reading; cancels the request where it has not ended."""
-        self._over = True
-        self._release()
+        self._end()
 
     def __enter__(self) -> Self:
         return self

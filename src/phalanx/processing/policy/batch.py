@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
-from torch import Tensor
 
-from phalanx.processing.policy.step import StepRecord, Surroundings
+from phalanx.processing.policy.step import SettingsStep
 from phalanx.processing.policy.transition import IMAGE_PREFIX, Transition
 
 NAME = "to_batch_processor"
@@ -21,25 +19,11 @@ class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class AddBatch:
+class AddBatch(SettingsStep[BatchSettings]):
     """Vectors and images that have it already stay as they are."""
 
-    @classmethod
-    def read(cls, record: StepRecord, _: Surroundings) -> AddBatch:
-        record.settings(BatchSettings)
-        return cls()
-
-    @property
-    def registry_name(self) -> str:
-        return NAME
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {}
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
+    name = NAME
+    settings_cls = BatchSettings
 
     def __call__(self, transition: Transition) -> Transition:
         observation = {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
-from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep, StepRecord, Surroundings
 from phalanx.processing.policy.transition import Transition
 
 NAME = "device_processor"
@@ -31,14 +31,16 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class MoveToDevice:
+class MoveToDevice(SettingsStep[DeviceSettings]):
     """`device` is where it moves to, which the surroundings may have set instead of the file."""
 
-    settings: DeviceSettings
+    name = NAME
+    settings_cls = DeviceSettings
+
     device: str
 
     @classmethod
-    def read(cls, record: StepRecord, surroundings: Surroundings) -> MoveToDevice:
+    def read(cls, record: StepRecord, surroundings: Surroundings) -> Self:
         settings = record.settings(DeviceSettings)
         if settings.float_dtype is not None and settings.float_dtype not in DTYPES:
             raise CheckpointError(
@@ -46,18 +48,6 @@ class MoveToDevice:
                 f"{', '.join(DTYPES)} or null"
             )
         return cls(settings, surroundings.device or settings.device)
-
-    @property
-    def registry_name(self) -> str:
-        return NAME
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
 
     def __call__(self, transition: Transition) -> Transition:
         moved = {name: self._move(value) for name, value in transition.observation.items()}

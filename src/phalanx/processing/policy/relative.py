@@ -6,15 +6,16 @@ the pre-processor, and the post-processor's adds the state of the same observati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
-from phalanx.processing.policy.step import SettingsStep, StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep, StepRecord, Surroundings
 from phalanx.processing.policy.transition import STATE, Transition
 
 RELATIVE = "relative_actions_processor"
@@ -69,14 +70,16 @@ class RelativeActions(SettingsStep[RelativeSettings]):
 
 
 @dataclass(frozen=True)
-class AbsoluteActions:
+class AbsoluteActions(SettingsStep[AbsoluteSettings]):
     """After the policy."""
 
-    settings: AbsoluteSettings
+    name = ABSOLUTE
+    settings_cls = AbsoluteSettings
+
     relative: RelativeActions | None
 
     @classmethod
-    def read(cls, record: StepRecord, surroundings: Surroundings) -> AbsoluteActions:
+    def read(cls, record: StepRecord, surroundings: Surroundings) -> Self:
         settings = record.settings(AbsoluteSettings)
         found = [step for step in surroundings.before if isinstance(step, RelativeActions)]
         if settings.enabled and not found:
@@ -85,18 +88,6 @@ class AbsoluteActions:
                 "that says which actions are relative; add it to policy_preprocessor.json"
             )
         return cls(settings, found[0] if found else None)
-
-    @property
-    def registry_name(self) -> str:
-        return ABSOLUTE
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
 
     def __call__(self, transition: Transition) -> Transition:
         actions, state = transition.actions, transition.reference_state

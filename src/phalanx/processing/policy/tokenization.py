@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import torch
 from msgspec import UNSET, UnsetType
-from torch import Tensor
 
 from phalanx.processing.policy.prompt_tokenizer import PromptTokenizer
 from phalanx.processing.policy.state_prompt import StatePrompt
-from phalanx.processing.policy.step import StepRecord, Surroundings, as_config
+from phalanx.processing.policy.step import SettingsStep, StepRecord, Surroundings
 from phalanx.processing.policy.tokenizer_files import find_tokenizer
 from phalanx.processing.policy.transition import TOKEN_MASK, TOKENS, Transition
 
@@ -32,17 +30,19 @@ class TokenizationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 @dataclass(frozen=True)
-class Tokenization:
+class Tokenization(SettingsStep[TokenizationSettings]):
     """The beginning token first; longer prompts lose their end where `truncation` is set.
 
     Those that end with the robot's state are refused instead: they would lose that.
     """
 
-    settings: TokenizationSettings
+    name = NAME
+    settings_cls = TokenizationSettings
+
     tokenizer: PromptTokenizer = field(repr=False)
 
     @classmethod
-    def read(cls, record: StepRecord, surroundings: Surroundings) -> Tokenization:
+    def read(cls, record: StepRecord, surroundings: Surroundings) -> Self:
         settings = record.settings(TokenizationSettings)
         name = settings.tokenizer_name
         directory = find_tokenizer(
@@ -59,18 +59,6 @@ class Tokenization:
             and not any(isinstance(step, StatePrompt) for step in surroundings.earlier),
         )
         return cls(settings, tokenizer)
-
-    @property
-    def registry_name(self) -> str:
-        return NAME
-
-    @property
-    def config(self) -> dict[str, object]:
-        return as_config(self.settings)
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
 
     def __call__(self, transition: Transition) -> Transition:
         ids, masks = self.tokenizer.encode(transition.tasks)
