@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ from logging.handlers import QueueHandler
 import grpc
 import httpx
 import numpy as np
-import uvloop
 
 from phalanx.engine.engine import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
@@ -34,6 +31,7 @@ from phalanx.wire.robot_inference import (
     encode_health_request,
     encode_request,
 )
+from tests.server.running import ServerThread
 
 CONFIG = EngineConfig(DeviceConfig("cpu", "float32"), RuntimeConfig(num_threads=1))
 
@@ -67,50 +65,16 @@ class PolicyClient:
         return decode_health_response(self._health(encode_health_request(model)))
 
 
-class RunningPolicy:
-    """`engine` is known once the server is ready."""
+class RunningPolicy(ServerThread):
+    """Of a robot's policy, over gRPC and HTTP."""
+
+    bound: Future[ServedPolicy]
+    ready: Future[ServedPolicy]
 
     def __init__(
         self, factory: Callable[[], Engine], adapter: PolicyAdapter, config: ServerConfig
     ) -> None:
-        self.bound: Future[ServedPolicy] = Future()
-        self.ready: Future[ServedPolicy] = Future()
-        self.ended: Future[None] = Future()
-        self._engine: Future[Engine] = Future()
-        self._stop: Callable[[], object] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-        def load() -> Engine:
-            engine = factory()
-            self._engine.set_result(engine)
-            return engine
-
-        self._thread = threading.Thread(target=self._run, args=(load, adapter, config))
-        self._thread.start()
-
-    def _run(
-        self, load: Callable[[], Engine], adapter: PolicyAdapter, config: ServerConfig
-    ) -> None:
-        try:
-            uvloop.run(self._serve(load, adapter, config))
-            self.ended.set_result(None)
-        except BaseException as error:
-            for future in (self.bound, self.ready):
-                if not future.done():
-                    future.set_exception(error)
-            self.ended.set_exception(error)
-
-    async def _serve(
-        self, load: Callable[[], Engine], adapter: PolicyAdapter, config: ServerConfig
-    ) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        server = PolicyServer(load, adapter, config)
-        self._stop = lambda: loop.call_soon_threadsafe(server.stop)
-        await server.run(on_bound=self.bound.set_result, on_ready=self.ready.set_result)
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine.result()
+        super().__init__(factory, lambda load: PolicyServer(load, adapter, config))
 
     @property
     def address(self) -> str:
@@ -121,20 +85,6 @@ class RunningPolicy:
         url = self.bound.result().http
         assert url is not None
         return url
-
-    def in_its_loop(self, work: Callable[[], object]) -> None:
-        """Let the server's event loop do nothing but `work`."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(work)
-
-    def stop(self) -> None:
-        """Ask for the end; does not wait for it."""
-        if self.bound.exception() is None and not self.ended.done():
-            assert self._stop is not None
-            self._stop()
-
-    def join(self) -> None:
-        self._thread.join()
 
     @contextmanager
     def client(self, metadata: Mapping[str, str] | None = None) -> Iterator[PolicyClient]:
