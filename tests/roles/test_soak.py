@@ -1,4 +1,4 @@
-"""A minute of roles under load; `scripts/soak.sh` is the same for an hour."""
+"""A minute of roles under load, with start and end; `scripts/soak.sh` is the same for an hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROWTH_MIB = 24.0
 @pytest.mark.long
 def test_200_streams_end_once_while_engines_die_drain_scale_sleep_and_are_updated(tmp_path):
     said = []
-    soak = Soak(tmp_path, 200, 60.0, said.append)
+    soak = Soak(tmp_path, 200, 40.0, said.append)
     asyncio.run(soak.run())
     told = report(soak, tmp_path / "report") + "\n" + "\n".join(said)
     assert soak.faults == [], told

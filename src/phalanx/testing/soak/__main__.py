@@ -17,7 +17,7 @@ from phalanx.testing.soak.run import Soak, report
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m phalanx.testing.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long, at least one round")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long, at least two rounds")
     parser.add_argument("--callers", type=int, default=200, help="streams at once")
     parser.add_argument("--output", type=Path, default=Path("soak-results"))
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What happens to a role while it is used: one round of everything, again and again."""
+"""What happens to a role while it is used: two rounds by turns, which are everything together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ class Disturbances:
         self.num_rounds = 0
 
     async def round(self) -> None:
-        """From one replica to four, a kill, a drain, a sleep, down to two, and ten new versions."""
+        """From one replica to four, a kill and a drain; or down to two, a sleep and a kill: by turns,
+        each with new versions all the time.
+        """
+        await (self._downwards() if self.num_rounds % 2 else self._upwards())
+        self.num_rounds += 1
+
+    async def _upwards(self) -> None:
         await self._scale(1)
         await self._updates()
         await self._scale(4)
@@ -28,12 +34,13 @@ class Disturbances:
         await self._updates()
         await self._turn("drain")
         await self._updates()
+
+    async def _downwards(self) -> None:
         await self._scale(2)
         await self._updates()
         await self._turn("deactivate")
         await self._kill(2)
         await self._updates()
-        self.num_rounds += 1
 
     async def update(self) -> None:
         """New weights on every replica, while it is used."""

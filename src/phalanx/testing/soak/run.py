@@ -16,6 +16,8 @@ from phalanx.testing.soak.job import SoakError, SoakJob, soak_job
 from phalanx.testing.soak.traffic import Tally, Traffic
 
 SAMPLE_S = 1.0
+MIN_ROUNDS = 2
+"""One of each kind."""
 MIB = 1024 * 1024
 
 
@@ -30,7 +32,7 @@ class Sample:
 
 
 class Soak:
-    """`duration_s` is kept to whole rounds, of which there is at least one."""
+    """`duration_s` is kept to whole rounds, of which there are at least `MIN_ROUNDS`."""
 
     def __init__(
         self, directory: Path, num_callers: int, duration_s: float, note: Callable[[str], None]
@@ -73,7 +75,7 @@ class Soak:
         calling = asyncio.create_task(traffic.run())
         try:
             end_s = self._clock.monotonic_s() + self._duration_s
-            while not self.round_ends_s or self._clock.monotonic_s() < end_s:
+            while len(self.round_ends_s) < MIN_ROUNDS or self._clock.monotonic_s() < end_s:
                 await disturbances.round()
                 self.round_ends_s.append(self._now_s())
                 self._say(f"round {disturbances.num_rounds}: {_told(traffic.tally)}")
@@ -117,13 +119,13 @@ class Soak:
 
 def growth(soak: Soak, kind: str) -> float:
     """MiB by which `control`, `gateway` or `engine` has grown from the first round's end to the
-    last's; 0 where there was one round only. Each end is the least of the samples about it.
+    last's; 0 where it failed before that. Each end is the least of the samples about it.
     """
-    if len(soak.round_ends_s) < 2:
+    if len(soak.round_ends_s) < MIN_ROUNDS:
         return 0.0
     first, last = soak.round_ends_s[0], soak.round_ends_s[-1]
-    early = [getattr(each, kind) for each in soak.samples if first - 10 <= each.at_s <= first + 10]
-    late = [getattr(each, kind) for each in soak.samples if last - 20 <= each.at_s <= last]
+    early = [getattr(each, kind) for each in soak.samples if first - 4 <= each.at_s <= first + 4]
+    late = [getattr(each, kind) for each in soak.samples if last - 8 <= each.at_s <= last]
     return float(min(late) - min(early)) if early and late else 0.0
 
 
