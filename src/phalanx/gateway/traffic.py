@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import add
 
 from phalanx.clock import Clock
-from phalanx.routing.load import LEFT, Countable, Ticket
+from phalanx.routing.load import LEFT, Ticket
 
 NUM_LATEST = 512
 RATE_SECONDS = 60
@@ -97,7 +98,9 @@ class Traffic:
         account = self._accounts.get(server.server_id)
         if account is None:
             account = self._accounts[server.server_id] = Account()
-        account.add(ticket, duration_s)
+        account.notes.append((code, ticket.started_s, duration_s, ticket.served_s))
+        if len(account.notes) >= NUM_NOTES:
+            account.sum_up()
         if code != OK and is_failure(code):
             self._failures.append(
                 Failure(
@@ -210,25 +213,19 @@ class _Seconds:
 
 
 class Account:
-    """The requests of one server."""
+    """The requests of one server. `notes` are those that are not yet in the sums: how each has
+    ended, when it began, how long it was there, and how long its model took.
+    """
 
     def __init__(self) -> None:
-        # How each has ended, when, after how long, and how long its model took.
-        self._notes: list[tuple[str, float, float, float | None]] = []
+        self.notes: list[tuple[str, float, float, float | None]] = []
         self._codes: dict[str, int] = {}
         self._latency = _Times()
         self._queue = _Times()
         self._seconds = _Seconds()
 
-    def add(self, ticket: Ticket[Countable], duration_s: float) -> None:
-        """A request left the server after `duration_s`."""
-        notes, ended_s = self._notes, ticket.started_s + duration_s
-        notes.append((ticket.code, ended_s, duration_s, ticket.served_s))
-        if len(notes) >= NUM_NOTES:
-            self._sum_up()
-
     def told(self, now_s: float) -> ServerTraffic:
-        self._sum_up()
+        self.sum_up()
         return ServerTraffic(
             codes=dict(self._codes),
             latency=self._latency.quantiles(),
@@ -238,15 +235,15 @@ class Account:
             per_second=self._seconds.complete(int(now_s)),
         )
 
-    def _sum_up(self) -> None:
-        notes, self._notes = self._notes, []
+    def sum_up(self) -> None:
+        notes, self.notes = self.notes, []
         if not notes:
             return
-        codes, ends_s, durations_s, served_s = zip(*notes, strict=True)
+        codes, begins_s, durations_s, served_s = zip(*notes, strict=True)
         for code in set(codes):
             self._codes[code] = self._codes.get(code, 0) + codes.count(code)
         self._latency.add(durations_s)
-        self._seconds.add(ends_s)
+        self._seconds.add(list(map(add, begins_s, durations_s)))
         if served_s.count(None) < len(served_s):
             pairs = zip(durations_s, served_s, strict=True)
             self._queue.add(

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol
 
+import msgspec
 from typing_extensions import TypeVar
 
 from phalanx.clock import Clock
@@ -42,28 +43,19 @@ class ServerAccount:
         self.turn = turn
 
 
-class Ticket(Generic[ServerT_co]):
+class Ticket(msgspec.Struct, Generic[ServerT_co], eq=False):
     """One request at one server, counted from `InFlight.acquire` to `release`.
 
-    `account` counts it; `code`, `served_s` and `message` are its outcome.
+    `account` counts it, `on_release` is told once; `code`, `served_s` and `message` are its outcome.
     """
 
-    __slots__ = ("_release", "account", "code", "message", "served_s", "server", "started_s")
-
-    def __init__(
-        self,
-        server: ServerT_co,
-        account: ServerAccount,
-        started_s: float,
-        release: Callable[[Ticket[ServerT_co]], None],
-    ) -> None:
-        self.server = server
-        self.account = account
-        self.started_s = started_s
-        self.code = LEFT
-        self.served_s: float | None = None
-        self.message = ""
-        self._release: Callable[[Ticket[ServerT_co]], None] | None = release
+    server: ServerT_co
+    account: ServerAccount
+    started_s: float
+    on_release: Callable[[Ticket[ServerT_co]], None] | None
+    code: str = LEFT
+    served_s: float | None = None
+    message: str = ""
 
     def outcome(self, code: str, *, served_s: float | None = None, message: str = "") -> None:
         """What the request came to: a gRPC status by name, or an HTTP status in digits.
@@ -75,9 +67,9 @@ class Ticket(Generic[ServerT_co]):
 
     def release(self) -> None:
         """The request has left the server, however it ended. Once is enough, twice is once."""
-        release, self._release = self._release, None
-        if release is not None:
-            release(self)
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            on_release(self)
 
     def __enter__(self) -> Ticket[ServerT_co]:
         return self

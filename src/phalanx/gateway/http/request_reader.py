@@ -77,7 +77,8 @@ class RequestReader:
         elif not self.stopped:
             whole = self._heads.request(data) if len(data) <= self._max_glance else None
             if whole is not None:
-                self.waiting.append(WholeRequest(*whole))
+                known, length, body = whole
+                self.waiting.append(WholeRequest(known, length, body))
             else:
                 self._begin(data)
 

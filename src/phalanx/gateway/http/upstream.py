@@ -141,7 +141,8 @@ class Upstream(asyncio.Protocol):
         if not self._dirty and not self._without_body:
             whole = self._heads.response(data)
             if whole is not None:
-                exchange.whole_response(self, *whole)
+                status, lines, body = whole
+                exchange.whole_response(self, status, lines, body)
                 return
         self._dirty = True
         self._in_pieces(exchange, data)

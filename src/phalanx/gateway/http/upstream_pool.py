@@ -20,6 +20,7 @@ class UpstreamPool:
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
+        self._fresh_s, self._idle_s = limits.upstream_fresh_s, limits.upstream_idle_s
         self._heads = KnownHeads()
         self._idle: dict[str, list[Upstream]] = {}
 
@@ -30,9 +31,9 @@ class UpstreamPool:
         waiting = self._idle.get(key)
         while waiting:
             upstream = waiting.pop()
-            is_open = not (upstream.lost or upstream.transport.is_closing())
-            fresh_s = self.limits.upstream_fresh_s
-            if is_open and (upstream.rested_s() < fresh_s or _is_silent(upstream)):
+            if not (upstream.lost or upstream.transport.is_closing()) and (
+                upstream.rested_s() < self._fresh_s or _is_silent(upstream)
+            ):
                 return upstream
             upstream.abort()
         return None
@@ -60,7 +61,7 @@ class UpstreamPool:
         if len(waiting) >= self.limits.max_upstream_idle:
             upstream.abort()
             return
-        upstream.rest(self.limits.upstream_idle_s)
+        upstream.rest(self._idle_s)
         waiting.append(upstream)
 
     def dropped(self, upstream: Upstream) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.clock import Clock
-from phalanx.gateway.traffic import Account, ServerTraffic
+from phalanx.gateway.traffic import NUM_NOTES, Account, ServerTraffic
 from phalanx.routing.load import Ticket
 from phalanx.routing.roles.balancer import RoleServer
 from phalanx.routing.roles.resolver import RouterTarget
@@ -31,7 +31,9 @@ class RoleTraffic:
         account = self._accounts.get(server_id)
         if account is None:
             account = self._accounts[server_id] = Account()
-        account.add(ticket, duration_s)
+        account.notes.append((ticket.code, ticket.started_s, duration_s, ticket.served_s))
+        if len(account.notes) >= NUM_NOTES:
+            account.sum_up()
 
     def of(self, server_id: str) -> ServerTraffic:
         account = self._accounts.get(server_id)

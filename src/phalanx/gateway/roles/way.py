@@ -28,6 +28,7 @@ from phalanx.wire.discovery import refusal_body, refusal_status
 _MAX_STARTS = 4096
 _MAX_SPOKEN = 1024
 _QUESTION_MARK = 0x3F
+_UNSET = msgspec.UNSET
 _OWN = frozenset({b"host", b"content-length"})
 
 
@@ -52,18 +53,15 @@ class Spoken:
         self.served = served_name(model.served_model_name or model.name)
 
 
-class RoleWish:
+class RoleWish(msgspec.Struct, eq=False):
     """One request: its body, and what that says of where it goes. `spoken` is known once one of its
     model's servers was chosen.
     """
 
-    __slots__ = ("affinity", "body", "fields", "spoken")
-
-    def __init__(self, body: bytes, fields: RoutingFields, affinity: str | None) -> None:
-        self.body = body
-        self.fields = fields
-        self.affinity = affinity
-        self.spoken: Spoken | None = None
+    body: bytes
+    fields: RoutingFields
+    affinity: str | None
+    spoken: Spoken | None = None
 
 
 def selector_of(fields: RoutingFields) -> RoleSelector:
@@ -124,6 +122,8 @@ class RoleWay:
         body, fields = wish.body, wish.fields
         if self._is_generate:
             body = for_generate(body, fields)
+        elif fields.route_key is _UNSET and fields.model is not _UNSET:
+            body = spoken.served.put(body)  # as `for_chat` does, with a call less
         else:
             body = for_chat(body, fields, spoken.served)
         known = request.known
