@@ -54,7 +54,7 @@ async def _run(job: JobConfig, place: JobPlace, *, detached: bool) -> int:
                 was_up = False
             else:
                 process = ControlProcess(job, place, made, clock)
-                signals.act = process.stop
+                signals.act = process.interrupt
                 was_up = await _shown(process, screen, place, detached=detached)
         screen.say(f"{place.name} is down")
     return 0 if was_up else INTERRUPTED

@@ -175,10 +175,14 @@ class ControlProcess:
         self._say("every role has started")
 
     def stop(self, now: bool = False) -> None:
-        """Let `wait` return. `now`, or a second time: do not wait for running requests."""
-        if now or self._end.is_set():
+        """Let `wait` return, once however often; `now`: do not wait for running requests."""
+        if now:
             self._hurry.set()
         self._end.set()
+
+    def interrupt(self) -> None:
+        """A signal: `stop`, and `now` where it stops already."""
+        self.stop(now=self._end.is_set())
 
     async def wait(self) -> None:
         """Until `stop` is called. Raises where a part of this has failed; none should."""
@@ -216,7 +220,7 @@ class ControlProcess:
 
     @contextlib.asynccontextmanager
     async def _hurried(self) -> AsyncIterator[None]:
-        """A second `stop` ends every process at once while this is open."""
+        """A `stop` that does not wait ends every process at once while this is open."""
         killing = asyncio.create_task(self._kill())
         try:
             yield
@@ -253,7 +257,7 @@ class ControlProcess:
 
     def _status(self, manager: InferenceManager) -> RoleStatus:
         document = internal(manager.registry.snapshot)
-        known = [engine.engine_id for model in document.models.values() for engine in model.engines]
+        known = [engine for model in document.models.values() for engine in model.engines]
         residency = manager.residency()
         return RoleStatus(
             document=document,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from phalanx.roles.events import EventKind, EventLog, RoleEvent
 from phalanx.routing.roles.snapshot import ReplicaState
+from phalanx.wire.discovery import InternalEngineEntry
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,19 @@ class Progress:
         self._read = 0
         self._replicas: dict[tuple[str, str], UnpublishedReplica] = {}
 
-    def of(self, role: str, published: Collection[str]) -> tuple[UnpublishedReplica, ...]:
-        """Those of a role that has published these engines."""
+    def of(
+        self, role: str, published: Iterable[InternalEngineEntry]
+    ) -> tuple[UnpublishedReplica, ...]:
+        """Those of a role that has published these engines: also one that is to take the place of
+        a dead one.
+        """
         for event in self._events.after(self._read):
             self._read = event.number
             self._take(event)
-        for engine_id in published:
-            self._replicas.pop((role, engine_id), None)
+        for engine in published:
+            found = self._replicas.get((role, engine.engine_id))
+            if found is not None and not _follows(found, engine):
+                del self._replicas[role, engine.engine_id]
         return tuple(each for (owner, _), each in self._replicas.items() if owner == role)
 
     def _take(self, event: RoleEvent) -> None:
@@ -51,3 +58,12 @@ class Progress:
             )
         elif key in self._replicas and event.kind is EventKind.WAITING:
             self._replicas[key] = replace(self._replicas[key], detail=event.detail)
+
+
+def _follows(coming: UnpublishedReplica, published: InternalEngineEntry) -> bool:
+    """Whether it is on its way to the place of the published one, which has died."""
+    return (
+        published.state == ReplicaState.DEAD
+        and coming.state is not ReplicaState.DEAD
+        and coming.generation > published.generation
+    )

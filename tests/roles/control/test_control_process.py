@@ -12,19 +12,20 @@ import pytest
 
 from phalanx.errors import ConfigurationError, PhalanxError
 from phalanx.roles.control_messages import JobStage
+from phalanx.roles.events import EventKind
 from phalanx.roles.run_file import NoJobError
 from phalanx.testing.role_faults import Fault
 from tests.roles.control.jobs import FILE, FakeJob, fake_job
 from tests.roles.control.test_gateway_process import pid_at
 
 
-async def until(job: FakeJob, words: str) -> None:
-    """Until an event says so."""
+async def until(job: FakeJob, words: str, kind: EventKind | None = None) -> None:
+    """Until an event, of this kind, says so."""
     last = 0
     while True:
         for event in await job.process.events.wait(last, 60.0):
             last = event.number
-            if words in event.detail:
+            if words in event.detail and kind in (None, event.kind):
                 return
 
 
@@ -114,6 +115,22 @@ def test_replicas_that_load_are_told_before_they_are_published(tmp_path):
     asyncio.run(scenario())
 
 
+def test_one_that_takes_the_place_of_a_dead_one_is_told_while_it_loads(tmp_path):
+    async def scenario():
+        async with fake_job(tmp_path) as job:
+            await job.process.start()
+            job.world.faults.always("healthy", Fault.HANG)
+            job.world.engine("student/0", 1).crash()
+            await until(job, "2", EventKind.GENERATION)
+            role = job.process.describe().roles[0]
+            assert role.document.models["student"].engines[0].state == "dead"
+            (coming,) = role.unpublished
+            assert (coming.engine_id, coming.generation) == ("student/0", 2)
+            assert coming.state == "starting"
+
+    asyncio.run(scenario())
+
+
 def test_one_engine_that_does_not_start_ends_all(tmp_path):
     async def scenario():
         async with fake_job(tmp_path) as job:
@@ -164,15 +181,30 @@ def test_running_requests_end_before_their_engine_does(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_second_stop_does_not_wait_for_them(tmp_path):
+def test_a_stop_that_is_asked_for_twice_waits_for_them(tmp_path):
+    async def scenario():
+        async with fake_job(tmp_path) as job:
+            await job.process.start()
+            request = job.world.engine("student/0").send(0.05)
+            closing = asyncio.create_task(job.process.close())
+            await until(job, "stopping")
+            job.process.stop()
+            job.process.stop()
+            await closing
+        assert request.ended == "finished"
+
+    asyncio.run(scenario())
+
+
+def test_a_second_signal_does_not_wait_for_them(tmp_path):
     async def scenario():
         async with fake_job(tmp_path) as job:
             await job.process.start()
             request = job.world.engine("student/0").send(3600.0)
             closing = asyncio.create_task(job.process.close())
             await until(job, "stopping")
-            job.process.stop()
-            job.process.stop()
+            job.process.interrupt()
+            job.process.interrupt()
             await closing
         assert request.ended == "lost"
 
