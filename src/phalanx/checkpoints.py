@@ -7,6 +7,7 @@ time it is asked for (`phalanx.schema.checkpoints`).
 from __future__ import annotations
 
 import difflib
+import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from phalanx.errors import ConfigurationError
 from phalanx.schema.checkpoints import CheckpointSource, Progress
 
 ENTRY_POINT_GROUP = "phalanx.checkpoints"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def checkpoint_names() -> tuple[str, ...]:
@@ -34,7 +36,7 @@ def check_checkpoint(model: str | Path) -> None:
     if _looks_like_path(str(model)):
         raise ConfigurationError(
             f"model directory {str(model)!r} does not exist; give an existing directory"
-            f" or one of the names {', '.join(known)}"
+            f" or one of the names {', '.join(known)}{_of_a_hub(str(model))}"
         )
     nearest = difflib.get_close_matches(str(model), known, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
@@ -69,6 +71,17 @@ def _named(directory: Path) -> Path:
 
 def _looks_like_path(model: str) -> bool:
     return model.startswith((".", "~")) or "/" in model
+
+
+def _of_a_hub(model: str) -> str:
+    """What to do where it may be the name of a model on a hub."""
+    if not _HUB_NAME.fullmatch(model):
+        return ""
+    name = model.rpartition("/")[2]
+    return (
+        f"; nothing is downloaded from model hubs: `hf download {model} --local-dir {name}` makes"
+        f" the directory ./{name} of a model there"
+    )
 
 
 def _silent(done: int, total: int) -> None:

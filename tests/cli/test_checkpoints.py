@@ -68,6 +68,7 @@ def test_the_current_directory_has_its_name(tiny, tmp_path, model):
         ("tiny-modle", "did you mean 'tiny-model'?"),
         ("pi05", "A directory beside the configuration file is ./pi05 there"),
         ("./tiny-model", "model directory './tiny-model' does not exist"),
+        ("Some/Model-0.6B", "`hf download Some/Model-0.6B --local-dir Model-0.6B` makes"),
         ("installed/tiny_source.py", "is a file; give the directory that holds it"),
     ],
 )

@@ -134,12 +134,16 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults():
             "deployment: extra_env cannot set RANK",
         ),
         ("server: {}", "the key plugin is missing"),
-        ("plugin: p\nserver: {port: '1'}", "server.port: expected `int | null`, got `str`"),
+        (
+            "plugin: p\nserver: {port: '1'}",
+            "server.port: expected `int | null`, got `str` (it is '1')",
+        ),
         ("plugin: p\nserver: {port: -1}", "port=-1 must be from 0"),
         ("plugin: p\nlog: {level: LOUD}", "level='LOUD' is not known; allowed: DEBUG, INFO"),
         ("plugin: p\nserver: 3", "server: expected `object`, got `int`"),
         ("plugin: p\nplugin_args: [1]", "plugin_args: expected `object`, got `array`"),
         ("- 1", "must hold a mapping"),
+        ("roles: {}", "a.yaml is the file of a job, not of a server; `phalanx up` starts it"),
         ("", "the key plugin is missing"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_key_of_another_certificate_is_refused_before_anything_starts(check, f
 def test_a_file_that_is_not_there_is_named(run):
     code, out, err = run("up", "nowhere.yaml")
     assert (code, out) == (2, "")
-    assert err.startswith("phalanx: cannot read nowhere.yaml: ")
+    assert err == "phalanx: cannot read nowhere.yaml: No such file or directory\n"
 
 
 def test_a_start_checks_what_costs_little(folder, run):

@@ -11,6 +11,7 @@ import typer
 from phalanx import log, settings
 from phalanx.checkpoints import checkpoint_names
 from phalanx.cli.placement import device_list, meeting
+from phalanx.cli.words import unreadable
 from phalanx.errors import ConfigurationError
 from phalanx.schema.serve_config import ServeConfig, parse_serve_config
 from phalanx.schema.yaml_text import parse_yaml
@@ -248,7 +249,7 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> tuple[ServeC
     except (OSError, UnicodeDecodeError) as error:
         is_model = path.is_dir() or str(path) in checkpoint_names()
         hint = f"; did you mean `--model {path}`?" if is_model else ""
-        raise ConfigurationError(f"cannot read {path}: {error}{hint}") from None
+        raise ConfigurationError(f"{unreadable(path, error)}{hint}") from None
     return parse_serve_config(text, str(path), overrides, path.parent.absolute()), str(path)
 
 

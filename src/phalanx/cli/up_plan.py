@@ -17,6 +17,7 @@ from phalanx.checkpoints import check_checkpoint
 from phalanx.cli.listening import check_host
 from phalanx.cli.peer_packages import peer_packages
 from phalanx.cli.serve import assignments, serve
+from phalanx.cli.words import unreadable
 from phalanx.errors import ConfigurationError, InvalidInputError
 from phalanx.gateway.config import MIB, GatewayConfig
 from phalanx.roles.child_process import Command
@@ -43,7 +44,7 @@ def load_job(path: Path, assigned: Sequence[str] = ()) -> JobConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from None
+        raise ConfigurationError(unreadable(path, error)) from None
     return parse_job(text, str(path), path.parent.absolute(), assignments(assigned))
 
 

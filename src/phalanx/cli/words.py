@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def on_one_line(text: str) -> str:
     """The first line, and of more, such as the end of a log, the last one too."""
     first, *more = text.splitlines() or [""]
     return f"{first} {more[-1].strip()}" if more else first
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    """What is said of a file that is not there, or is no text."""
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return f"cannot read {path}: {why}"
 
 
 def duration(seconds: float) -> str:

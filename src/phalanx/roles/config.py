@@ -5,6 +5,7 @@ Every key that does not exist is refused, with the nearest one that does.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from phalanx.roles.placement.section import (
     placement_section,
 )
 from phalanx.roles.sampling_section import check_sampling
+from phalanx.schema.file_keys import check_keys
 from phalanx.schema.file_paths import resolved
 from phalanx.schema.job_placement import PlacementPlan
 from phalanx.schema.roles import (
@@ -77,6 +79,12 @@ def parse_job(
     nothing. Raises `ConfigurationError`.
     """
     document = parse_yaml(text, source)
+    if isinstance(document, dict) and "plugin" in document:
+        raise ConfigurationError(
+            f"{source} is the file of a server, not of a job; `phalanx serve` serves it"
+        )
+    if isinstance(document, dict) and document and "roles" not in document:
+        check_keys(document, JobSection, source)
     if not isinstance(document, dict) or "roles" not in document:
         raise ConfigurationError(
             f"{source} must hold a mapping with the key roles, and roles by their names in it"
@@ -181,7 +189,9 @@ def _workload(name: str, section: RoleSection) -> WorkloadType:
         return WorkloadType(name)
     except ValueError:
         known = ", ".join(WorkloadType)
-        raise ConfigurationError(f"workload is missing; it is one of {known}") from None
+        nearest = difflib.get_close_matches(name, list(WorkloadType), n=1)
+        hint = f", or did you mean to call the role {nearest[0]}?" if nearest else ""
+        raise ConfigurationError(f"workload is missing; it is one of {known}{hint}") from None
 
 
 def _model(

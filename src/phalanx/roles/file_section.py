@@ -24,7 +24,7 @@ def file_section(value: object, kind: type[T], source: str, path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        message = readable(error)
+        message = readable(error, value)
         # What is missing is no key that stands there.
         place = f"{path}: " if path and message.startswith("Object missing") else prefix
         raise ConfigurationError(f"{source}: {place}{message}") from None

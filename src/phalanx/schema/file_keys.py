@@ -68,9 +68,21 @@ def unknown_key(key: str, allowed: tuple[str, ...], source: str, path: str) -> C
     )
 
 
-def readable(error: msgspec.ValidationError) -> str:
-    """msgspec's message, with the key in front in place of a JSON path at the end."""
+def readable(error: msgspec.ValidationError, document: object = None) -> str:
+    """msgspec's message, with the key in front in place of a JSON path at the end; and with the
+    value, where `document` is what was converted, and a number, a text or a truth is there.
+    """
     message, _, path = str(error).partition(" - at `")
-    message = message[:1].lower() + message[1:] if message.startswith("Expected") else message
     key = path.rstrip("`").removeprefix("$").removeprefix(".")
+    if message.startswith("Expected"):
+        message = message[:1].lower() + message[1:]
+        value = _value_at(document, key)
+        message += f" (it is {value!r})" if isinstance(value, str | int | float) else ""
     return f"{key}: {message}" if key else message
+
+
+def _value_at(document: object, key: str) -> object:
+    """None where nothing is there."""
+    for part in filter(None, key.split(".")):
+        document = document.get(part) if isinstance(document, dict) else None
+    return document

@@ -42,7 +42,7 @@ class Observation:
             )
         if self.horizon is not None and self.horizon < 1:
             raise InvalidRequestError(
-                f"requested_action_horizon={self.horizon} must be at least 1, or 0 for all",
+                f"requested_action_horizon={self.horizon} must be at least 1; leave it out for all",
                 field="requested_action_horizon",
             )
         for name, image in self.images.items():

@@ -141,6 +141,10 @@ def parse_serve_config(
         document = {}
     if not isinstance(document, dict):
         raise ConfigurationError(f"{source} must hold a mapping with keys such as plugin, server")
+    if "roles" in document:
+        raise ConfigurationError(
+            f"{source} is the file of a job, not of a server; `phalanx up` starts it"
+        )
     merge_config(document, source)
     if directory is not None:
         resolve_paths(document, directory)
@@ -152,7 +156,7 @@ def parse_serve_config(
     try:
         return msgspec.convert(document, ServeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {readable(error)}") from None
+        raise ConfigurationError(f"{source}: {readable(error, document)}") from None
 
 
 def _put(document: dict[str, Any], dotted: str, value: object, source: str) -> None:

@@ -149,6 +149,11 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
     [
         ("", "must hold a mapping with the key roles"),
         ("[]", "must hold a mapping with the key roles"),
+        ("role: {}", "r.yaml: unknown key role; did you mean roles?"),
+        (
+            "{plugin: p}",
+            "r.yaml is the file of a server, not of a job; `phalanx serve` serves it",
+        ),
         ("{gateway: {}}", "must hold a mapping with the key roles"),
         ("roles: {}", "roles is empty"),
         ("roles: []", "roles: expected `object`, got `array`"),
@@ -162,6 +167,10 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
             "roles.judge: workload is missing; it is one",
         ),
         (
+            "roles: {rolout: {models: {a: {model: x}}}}",
+            "teacher, or did you mean to call the role rollout?",
+        ),
+        (
             "roles: {judge: {workload: ppo, models: {a: {}}}}",
             "workload='ppo' is not known; allowed",
         ),
@@ -172,7 +181,10 @@ def test_sampling_is_taken_by_the_names_of_generate_and_of_chats():
         ("{log: {level: LOUD}, roles: {}}", "log: level='LOUD' is not known; allowed: DEBUG"),
         (model(""), f"{IN_MODEL}: model is missing"),
         (model("modle: x"), f"unknown key {IN_MODEL}.modle; did you mean {IN_MODEL}.model?"),
-        (model("model: x, replicas: two"), f"{IN_MODEL}.replicas: expected `int | null`"),
+        (
+            model("model: x, replicas: two"),
+            f"{IN_MODEL}.replicas: expected `int | null`, got `str` (it is 'two')",
+        ),
         (model("model: x, replicas: -1"), f"{IN_MODEL}.replicas=-1 must be at least 0"),
         (model("model: x, ranks: 0"), f"{IN_MODEL}.ranks=0 must be at least 1"),
         (model("model: x, engine: vllm"), f"{IN_MODEL}.engine='vllm' is not known; allowed: ph"),

@@ -125,8 +125,8 @@ class PhaseOperations:
         if running.meaning != meaning or len(running.ids) >= MAX_JOINED:
             raise PhaseBusyError(
                 f"the job is asked to {running.meaning} (operation {running.ids[0]!r}), which is"
-                f" under way, so it cannot {meaning}; wait for its end, at"
-                " GET /v1/phases?after=NUMBER&wait_s=20"
+                f" under way, so it cannot {meaning}; wait for its end, which"
+                " `phalanx phase --watch` shows, and GET /v1/phases?after=NUMBER&wait_s=20"
             )
         if operation_id not in running.ids:
             running.ids.append(operation_id)
