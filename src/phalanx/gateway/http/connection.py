@@ -65,19 +65,17 @@ class ClientConnection(asyncio.Protocol):
         if self._lingers:
             return
         reader = self._reader
+        waiting = reader.waiting
         reader.feed(data)
-        work = self._work
-        if work is None:
-            waiting = reader.waiting
+        if (work := self._work) is None:
             if len(waiting) == 1 and waiting[0].complete:
                 self._begin(waiting[0])  # as most do: nothing was before it, nor comes after it
             else:
                 self._advance()
         else:
             work.arrived()
-            if (refusal := reader.waiting[0].refusal) is not None:
+            if (refusal := waiting[0].refusal) is not None:
                 self._break_off(refusal)
-        waiting = reader.waiting
         if len(waiting) == 1 and waiting[0].complete and not reader.switching:
             return  # it is the backend's turn, or a handler's
         self._balance()
@@ -115,14 +113,9 @@ class ClientConnection(asyncio.Protocol):
         if not keeps or not self.stays:
             self._go(request)
         elif not self._advancing:
-            waiting = self._reader.waiting
-            if waiting:
+            if self._reader.waiting:
                 self._advance()
-            if waiting or self._response_held:
-                self._watch()
-            else:
-                self._head_timed = False
-                self._deadline.set(self._front.limits.idle_timeout_s)
+            self._watch()
 
     def respond(self, response: HttpResponse) -> None:
         request = self._reader.waiting[0]
@@ -191,12 +184,9 @@ class ClientConnection(asyncio.Protocol):
         if request.refusal is not None:
             return self._turn_away(request, request.refusal)
         known = request.known
-        route = None if known is None else known.route
-        if route is None:
-            found = front.route(request)
-            if isinstance(found, Refusal):
-                return self._turn_away(request, found)
-            route = found
+        route = front.route(request) if known is None or known.route is None else known.route
+        if isinstance(route, Refusal):
+            return self._turn_away(request, route)
         if not request.complete:
             if request.awaits_continue:
                 request.awaits_continue = False

@@ -46,24 +46,6 @@ _ATTEMPTS = 2
 class Exchange(Generic[WishT, ServerT]):
     """Fed by both connections; writes to both."""
 
-    __slots__ = (
-        "_body",
-        "_caller",
-        "_connecting",
-        "_held",
-        "_id",
-        "_keeps",
-        "_request",
-        "_sent_whole",
-        "_status",
-        "_ticket",
-        "_tunnel",
-        "_upstream",
-        "_upstreams",
-        "_way",
-        "_wish",
-    )
-
     def __init__(
         self,
         way: Way[WishT, ServerT],

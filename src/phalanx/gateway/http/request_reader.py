@@ -77,8 +77,7 @@ class RequestReader:
         elif not self.stopped:
             whole = self._heads.request(data) if len(data) <= self._max_glance else None
             if whole is not None:
-                known, length, body = whole
-                self.waiting.append(WholeRequest(known, length, body))
+                self.waiting.append(WholeRequest(*whole))
             else:
                 self._begin(data)
 
