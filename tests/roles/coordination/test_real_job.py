@@ -40,10 +40,9 @@ def file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(file) -> Iterator[tuple[WholeJob, str]]:
+    """The last test kills it."""
     with whole_job(file, file.parent / "cache") as job:
         yield job, job.ready()
-    assert job.process.returncode == 0, "".join(job.lines)
-    job.wait_until_gone()
 
 
 def control(job: WholeJob) -> str:
@@ -85,19 +84,16 @@ def test_i91_complaint_verl_7307_student_and_teacher_take_turns_on_one_device_by
         assert "phase: none (defer: rollout, teacher, train)" in done.stdout
 
 
-@pytest.mark.long
-def test_d7_after_a_kill_the_batch_and_the_trainers_lease_are_known(file, tmp_path):
-    cache = tmp_path / "cache"
-    with whole_job(file, cache) as job:
-        job.ready()
-        with PhaseClient(control(job)) as phases:
-            phases.attach("t", pid=os.getpid())
-            phases.enter("rollout", "7")
-            phases.enter("teacher", "7")
-            phases.enter("train", "7")
-        job.process.kill()
-        assert job.ended() == -signal.SIGKILL
-    with whole_job(file, cache) as job:
+def test_d7_after_a_kill_the_batch_and_the_trainers_lease_are_known(shared, file):
+    job, _ = shared
+    with PhaseClient(control(job)) as phases:
+        phases.attach("t", pid=os.getpid())
+        phases.enter("rollout", "7")
+        phases.enter("teacher", "7")
+        phases.enter("train", "7")
+    job.process.kill()
+    assert job.ended() == -signal.SIGKILL
+    with whole_job(file, job.cache) as job:
         url = job.ready()
         with PhaseClient(control(job)) as phases:
             document = phases.phases()
@@ -111,3 +107,5 @@ def test_d7_after_a_kill_the_batch_and_the_trainers_lease_are_known(file, tmp_pa
             phases.release("t")
             phases.enter("rollout", "8")
             assert answer(url, "rollout") == 200
+    assert job.process.returncode == 0, "".join(job.lines)
+    job.wait_until_gone()
