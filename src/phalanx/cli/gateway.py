@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from phalanx import log, settings
+from phalanx.cli.command_help import HelpfulCommand
 from phalanx.errors import ConfigurationError
 
 _LISTEN, _POOL, _LEROBOT = "Where it listens, and to whom", "Servers", "LeRobot"
@@ -19,7 +19,7 @@ _PAIR = "\x1f"
 """Joins the two values of `--backend` while the command line is parsed."""
 
 
-class GatewayCommand(TyperCommand):
+class GatewayCommand(HelpfulCommand):
     """Takes `--backend MODEL ENDPOINT`, two values, as often as it is given."""
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:

@@ -47,7 +47,9 @@ def generate(
     ] = "smollm2-135m",
     plugin: Annotated[
         str | None,
-        typer.Option(help="[cosmos3 where there is a transformer/ folder, else causal_lm]"),
+        typer.Option(
+            help="What runs it. Without: cosmos3 where it has a transformer/ folder, else causal_lm."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
     max_new_tokens: Annotated[

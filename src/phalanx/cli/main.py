@@ -14,6 +14,7 @@ try:
 
     from phalanx import __version__, settings
     from phalanx.cli.bench import bench_app
+    from phalanx.cli.command_help import HelpfulCommand, HelpfulGroup, examples
     from phalanx.cli.doctor import doctor
     from phalanx.cli.env import env
     from phalanx.cli.gateway import GatewayCommand, gateway
@@ -33,6 +34,7 @@ def _empty() -> typer.Typer:
     """`phalanx` without commands."""
     return typer.Typer(
         name="phalanx",
+        cls=HelpfulGroup,
         help="Phalanx serves language models and robot policies from one engine.",
         no_args_is_help=True,
         add_completion=False,
@@ -42,20 +44,25 @@ def _empty() -> typer.Typer:
 
 
 app = _empty()
-app.command("serve")(serve)
-app.command("gateway", cls=GatewayCommand)(gateway)
+app.command("serve", cls=HelpfulCommand, epilog=examples("serve"))(serve)
+app.command("gateway", cls=GatewayCommand, epilog=examples("gateway"))(gateway)
 _ROLES = "Roles of a job"
 for command in (up, plan, status, drain, sleep, wake, scale, recover, unblock, weights, down):
-    app.command(command.__name__, rich_help_panel=_ROLES)(command)
+    app.command(
+        command.__name__,
+        cls=HelpfulCommand,
+        epilog=examples(command.__name__),
+        rich_help_panel=_ROLES,
+    )(command)
 app.add_typer(phase_app, name="phase", rich_help_panel=_ROLES)
-app.command("generate")(generate)
-app.command("top")(top)
-app.command("doctor")(doctor)
-app.command("env")(env)
+app.command("generate", cls=HelpfulCommand, epilog=examples("generate"))(generate)
+app.command("top", cls=HelpfulCommand, epilog=examples("top"))(top)
+app.command("doctor", cls=HelpfulCommand, epilog=examples("doctor"))(doctor)
+app.command("env", cls=HelpfulCommand, epilog=examples("env"))(env)
 app.add_typer(bench_app, name="bench")
 
 
-@app.command("version")
+@app.command("version", cls=HelpfulCommand)
 def version() -> None:
     """Print the version."""
     print(__version__)

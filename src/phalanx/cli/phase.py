@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.command_help import HelpfulCommand, HelpfulGroup, examples
 from phalanx.cli.roles import Control, JobAddress, Key, Name
 from phalanx.errors import ConfigurationError
 
@@ -16,6 +17,7 @@ phase_app = typer.Typer(
     "A batch goes through the phases of the job in their order. With `placement: defer` the roles of"
     " a phase, or the trainer, have the devices to themselves in it; in other placements the same"
     " commands move nothing.",
+    cls=HelpfulGroup,
     invoke_without_command=True,
     no_args_is_help=False,
 )
@@ -56,7 +58,7 @@ def show(
         print_phases(client.phases(), as_json=as_json)
 
 
-@phase_app.command()
+@phase_app.command(cls=HelpfulCommand, epilog=examples("phase enter"))
 def enter(
     phase: Annotated[
         str, typer.Argument(help="One of the job's phases; `phalanx phase` shows them.")
@@ -79,7 +81,7 @@ def enter(
     _ask("enter", body, JobAddress(name, control, key))
 
 
-@phase_app.command()
+@phase_app.command(cls=HelpfulCommand, epilog=examples("phase leave"))
 def leave(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Give the batch up, so that another one may begin.")
@@ -92,7 +94,7 @@ def leave(
     _ask("leave", {"abandon": abandon}, JobAddress(name, control, key))
 
 
-@phase_app.command()
+@phase_app.command(cls=HelpfulCommand, epilog=examples("phase recover"))
 def recover(
     holds_nothing: Annotated[
         list[str] | None,

@@ -198,7 +198,8 @@ class ControlProcess:
     async def close(self) -> None:
         """Drain and stop every role, then the gateway. Every step of it is done whatever fails."""
         self._stage = JobStage.STOPPING
-        self._say("stopping: running requests end first")
+        if not self._hurry.is_set():
+            self._say("stopping: running requests end first")
         async with contextlib.AsyncExitStack() as steps:
             await steps.enter_async_context(self._hurried())
             steps.push_async_callback(self._machinery.host.close, STOP_GRACE_S)
