@@ -5,8 +5,9 @@ What is refused is refused on all ranks, before anything has changed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -100,7 +101,7 @@ class ModelMemory:
         due = tags & self._asleep
         if not due:
             return
-        self.expect_room(partial(self._resident.take, due), partial(self._resident.give, due))
+        self._expect_room(partial(self._resident.take, due), partial(self._resident.give, due))
         returning = False
         if MemoryTag.WEIGHTS in due:
             returning = bool(self._ranks.least([self._weights.can_return])[0])
@@ -125,12 +126,18 @@ class ModelMemory:
                 '{"tags": ["weights"]}'
             )
 
-    def expect_room(self, take: Callable[[], None], give: Callable[[], None]) -> None:
-        """Have every rank take memory of its device, or none: raises `DeviceMemoryError`."""
-        failed = self.failed(take)
-        if failed is not None:
-            give()
-            raise DeviceMemoryError(f"{failed}. Nothing has changed; what was asleep sleeps on")
+    @contextlib.contextmanager
+    def coming(self, sizes: Iterable[int]) -> Iterator[None]:
+        """Weights of these sizes are there beside the ones that they replace.
+
+        Raises `DeviceMemoryError` where there is no room for them.
+        """
+        take = partial(self._resident.take_update, sum(sizes))
+        self._expect_room(take, self._resident.end_update)
+        try:
+            yield
+        finally:
+            self._resident.end_update()
 
     def failed(self, call: Callable[[], object]) -> str | None:
         """Why `call` failed on the first rank on which it did."""
@@ -160,6 +167,13 @@ class ModelMemory:
     def close(self) -> None:
         """Nothing of the device is held any more."""
         self._resident.close()
+
+    def _expect_room(self, take: Callable[[], None], give: Callable[[], None]) -> None:
+        """Have every rank take memory of its device, or none: raises `DeviceMemoryError`."""
+        failed = self.failed(take)
+        if failed is not None:
+            give()
+            raise DeviceMemoryError(f"{failed}. Nothing has changed; what was asleep sleeps on")
 
     def _take(self, due: frozenset[MemoryTag], *, returning: bool) -> None:
         self._engine.restore(frozenset(due))

@@ -11,8 +11,14 @@ import torch
 
 from phalanx import Engine, EngineArgs
 from phalanx.bench.policy_geometry import Geometry, policy_checkpoint
+from phalanx.device_ledger import DeviceLedger, SimulatedDevice
 from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig, use_engine_config
-from phalanx.errors import EngineAsleepError, InvalidRequestError, RequestFailedError
+from phalanx.errors import (
+    DeviceMemoryError,
+    EngineAsleepError,
+    InvalidRequestError,
+    RequestFailedError,
+)
 from phalanx.layers.shells import parameter_bytes
 from phalanx.models.pi0.main_pi0 import PI0Args, PI0Config, PI0Entry
 from phalanx.models.pi05.main_pi05 import (
@@ -279,6 +285,38 @@ class _Broken:
 
     def tensors(self):
         raise RequestFailedError("the disk is gone")
+
+
+@pytest.fixture
+def devices(tmp_path, monkeypatch) -> DeviceLedger:
+    ledger = DeviceLedger.create(tmp_path / "devices", 1, 4 * MIB)
+    monkeypatch.setenv("PHALANX_SIMULATED_DEVICES", f"{ledger.path}:0@rollout/policy/0")
+    return ledger
+
+
+def holdings(devices: DeviceLedger) -> dict[str, int]:
+    return {one.tag: one.num_bytes for one in devices.held() if one.owner == "rollout/policy/0"}
+
+
+def test_its_device_is_told_what_it_holds(devices):
+    driven = Driven()
+    held = holdings(devices)
+    assert held["weights"] == parameter_bytes(driven.model)
+    assert held["kv_cache"] == driven.entry._service._engine.resource("kv").num_bytes
+    driven.do(Sleep())
+    assert holdings(devices) == {}
+    with SimulatedDevice(devices, 0, "trainer").holding("all", 4 * MIB - held["weights"]):
+        with pytest.raises(DeviceMemoryError, match="what was asleep sleeps on"):
+            driven.entry.control(Wake())
+        assert driven.entry.statistics().asleep == ALL_TAGS
+        driven.do(Wake(WEIGHTS))
+        with pytest.raises(DeviceMemoryError, match="Nothing has changed"):
+            driven.entry.control(ReplaceWeights(driven.weights()))
+    driven.do(Wake())
+    driven.do(ReplaceWeights(driven.weights()))
+    assert {tag: size for tag, size in holdings(devices).items() if size} == held
+    driven.entry.close()
+    assert holdings(devices) == {}
 
 
 @pytest.mark.long

@@ -7,9 +7,8 @@ on all of them, before anything has changed.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +67,6 @@ class Operations:
         self.memory = self._memory = ModelMemory(engine, loop, weights, ranks, resident)
         self._ranks = ranks
         self._groups = groups
-        self._resident = resident
         self._questions = WeightQuestions(weights, ranks)
         self.served = ServedVersion()
 
@@ -116,25 +114,15 @@ class Operations:
         self._memory.expect_weights()
         for name, tensor in tensors.items():
             self._weights.check_weight(name, tensor)
-        with self._coming(tensor.nbytes for tensor in tensors.values()):
+        with self._memory.coming(tensor.nbytes for tensor in tensors.values()):
             self._change(partial(self._weights.replace, tensors), version)
-
-    @contextlib.contextmanager
-    def _coming(self, sizes: Iterable[int]) -> Iterator[None]:
-        """Weights of these sizes are there beside the ones that they replace."""
-        take = partial(self._resident.take_update, sum(sizes))
-        self._memory.expect_room(take, self._resident.end_update)
-        try:
-            yield
-        finally:
-            self._resident.end_update()
 
     def _receive(self, op: ReceiveWeights) -> None:
         self._memory.expect_weights()
         wanted = self._groups.announced(op)
         for name, shape, dtype in wanted:
             self._weights.check_shape(name, shape, dtype)
-        with self._coming(math.prod(shape) * dtype.itemsize for _, shape, dtype in wanted):
+        with self._memory.coming(math.prod(shape) * dtype.itemsize for _, shape, dtype in wanted):
             received: dict[str, Tensor] = {}
             failed = self._memory.failed(
                 partial(self._groups.receive, op.group_name, wanted, received)

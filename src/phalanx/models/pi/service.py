@@ -103,8 +103,9 @@ class PolicyService(LoopService):
         self._memory.expect_weights()
         for name, tensor in op.tensors.items():
             self.weights.check_weight(name, tensor)
-        self._loop.push_back_all()
-        self.weights.replace(op.tensors)
+        with self._memory.coming(tensor.nbytes for tensor in op.tensors.values()):
+            self._loop.push_back_all()
+            self.weights.replace(op.tensors)
         self._memory.warm_up()
         return True
 
