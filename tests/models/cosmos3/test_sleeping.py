@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from phalanx import Engine, EngineArgs
+from phalanx.device_ledger import DeviceLedger
 from phalanx.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
 from phalanx.errors import EngineAsleepError, RequestFailedError
 from phalanx.layers.shells import parameter_bytes
@@ -116,6 +117,20 @@ def test_other_weights_than_those_that_were_loaded_do_not_come_back(tmp_path, fo
     shutil.move(tmp_path / "kept", file)
     assert drive.service.control(Wake())
     drive.run(POLICY.inputs())
+
+
+def test_its_device_is_told_what_it_holds(tmp_path, monkeypatch):
+    devices = DeviceLedger.create(tmp_path / "devices", 1, 64 * MIB)
+    monkeypatch.setenv("PHALANX_SIMULATED_DEVICES", f"{devices.path}:0@policy")
+    drive = Drive(model_of(checkpoint(tmp_path / "it")))
+    found = {one.tag: one.num_bytes for one in devices.held()}
+    assert found["kv_cache"] == drive.service._engine.resource("kv").num_bytes
+    assert found["weights"] > MIB / 2
+    assert drive.service.control(Sleep()) and devices.held() == ()
+    assert drive.service.control(Wake())
+    assert {one.tag: one.num_bytes for one in devices.held() if one.num_bytes} == found
+    drive.service.close()
+    assert devices.held() == ()
 
 
 @pytest.mark.long
