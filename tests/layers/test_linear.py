@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +9,7 @@ from torch import nn
 from phalanx.device.operators import create_operators
 from phalanx.errors import MissingDependencyError
 from phalanx.layers.linear import Linear
+from tests.forked import run_forked
 
 
 class NothingFaster:
@@ -127,4 +125,4 @@ layer.drop_weight()
 layer.drop_weight()
 sys.exit("sympy" in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert run_forked(program).returncode == 0

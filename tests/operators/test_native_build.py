@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.device.operators.native_build import SOURCES, load_native_module
+from tests.forked import run_forked
 
 CREATE = """
 import logging, sys, torch
@@ -26,16 +27,21 @@ for choice in sys.argv[1:]:
 """
 
 
+def variables(cache: Path, compiler: str) -> dict[str, str]:
+    return {"PHALANX_CACHE_DIR": str(cache), "CXX": compiler, "OMP_NUM_THREADS": "1"}
+
+
 def start(cache: Path, compiler: str, *choices: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PHALANX_CACHE_DIR": str(cache), "CXX": compiler, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", CREATE, *choices], env=env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CREATE, *choices],
+        env={**os.environ, **variables(cache, compiler)},
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
 def run(cache: Path, compiler: str, *choices: str) -> str:
-    process = start(cache, compiler, *choices)
-    return process.communicate()[0]
+    return run_forked(CREATE, choices, variables(cache, compiler)).stdout
 
 
 @pytest.fixture

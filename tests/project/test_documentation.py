@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from phalanx import errors
 from phalanx.cli.main import app, main
 from phalanx.roles.config import parse_job
 from phalanx.schema.serve_config import parse_serve_config
+from tests.forked import run_forked
 from tests.project.markdown import PAGES, ROOT, Block, blocks, commands
 
 SHELL = [
@@ -103,7 +103,7 @@ def programs() -> list[object]:
 def test_shown_python_runs(block, serve, monkeypatch):
     monkeypatch.setenv("PHALANX_DEVICE", "cpu")
     (program,) = live([block.text], serve)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_forked(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

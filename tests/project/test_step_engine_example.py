@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import run_forked
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_two_share_the_steps_while_the_third_waits_for_a_slot():
-    command = [sys.executable, str(ROOT / "examples" / "step_engine.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = run_forked((ROOT / "examples" / "step_engine.py").read_text(encoding="utf-8"))
+    assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     finals = [line for line in lines if line.startswith("Final")]
     assert finals == [

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import av
 import pytest
 import torch
 
 from phalanx.errors import ConfigurationError, InvalidRequestError
 from phalanx.models.cosmos3.video_file import write_video
+from tests.forked import run_forked
 
 
 def moving(frames: int = 9, height: int = 48, width: int = 64) -> torch.Tensor:
@@ -85,7 +83,7 @@ def test_a_missing_library_names_the_extra():
         "try:\n    import phalanx.models.cosmos3.video_file\n"
         "except MissingDependencyError as error:\n    print(error)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = run_forked(code)
     assert said.stdout.strip() == (
         "writing videos needs PyAV; install it with `pip install phalanx[video]`"
     )
