@@ -72,6 +72,7 @@ class FaultServer:
         self._on_crash = on_crash
         self._faults = FaultList()
         self._server: asyncio.Server | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._arrivals: collections.Counter[str] = collections.Counter()
         self._arrived = asyncio.Condition()
@@ -110,7 +111,7 @@ class FaultServer:
         if self._server is None:
             return
         server, self._server = self._server, None
-        server.close()
+        self._ending = asyncio.create_task(_end(server))
         current = asyncio.current_task()
         for task in self._serving:
             if task is not current:
@@ -124,6 +125,7 @@ class FaultServer:
             self._upstream = _address(upstream)
         self._released.clear()
         if self._server is None:
+            await self._ended()
             self._server = await asyncio.start_server(
                 self._serve, self._host, self._port, limit=_HEAD_BYTES
             )
@@ -131,14 +133,17 @@ class FaultServer:
 
     async def close(self) -> None:
         self._on_crash = None
-        if self._server is not None:
-            # One that is being accepted while its server closes would never be closed by asyncio.
-            for listening in self._server.sockets:
-                asyncio.get_running_loop().remove_reader(listening.fileno())
-            for _ in range(_TURNS_TO_ACCEPT):
-                await asyncio.sleep(0)
         self.crash()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._ended()
+        while self._serving:
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _ended(self) -> None:
+        """Until nothing listens any more where it has crashed."""
+        if self._ending is not None:
+            await self._ending
 
     async def __aenter__(self) -> Self:
         await self.revive()
@@ -152,6 +157,8 @@ class FaultServer:
         assert task is not None
         self._serving.add(task)
         try:
+            if self._server is None:
+                raise _LostError
             request = await read_request(reader, writer)
             if request is not None:
                 call = Call(method=request.method, path=request.path)
@@ -286,6 +293,15 @@ async def _copy(
             async with asyncio.timeout(slow.fault.delay_s or None):
                 await slow.lifted.wait()
         writer.write(held)
+
+
+async def _end(server: asyncio.Server) -> None:
+    """Close it once it serves all that it has accepted: asyncio would never close those."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(_TURNS_TO_ACCEPT):
+        await asyncio.sleep(0)
+    server.close()
 
 
 async def _while_connected(reader: asyncio.StreamReader, work: Coroutine[Any, Any, None]) -> None:

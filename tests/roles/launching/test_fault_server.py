@@ -369,13 +369,16 @@ def test_it_is_a_command():
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_connection_that_arrives_as_it_closes_is_closed_too(turns):
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_connection_that_arrives_as_it_ends_is_closed_too(turns, crashes):
     async def scenario():
         server = FaultServer("http://127.0.0.1:9")
         await server.revive()
         with socket.create_connection(("127.0.0.1", urlsplit(server.url).port)) as caller:
             for _ in range(turns):
                 await asyncio.sleep(0)
+            if crashes:
+                server.crash()
             await server.close()
             caller.setblocking(False)
             try:
