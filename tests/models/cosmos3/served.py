@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tests import forked
+from tests.forked import Forked
 
 PHALANX = Path(sys.executable).with_name("phalanx")
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -27,27 +29,19 @@ READY = re.compile(
 def process(cache: Path, *arguments: str) -> Iterator[dict[str, str]]:
     """Ready on entry, with the addresses that it says; killed on exit."""
     environment = {
-        **os.environ,
         "PHALANX_DEVICE": "cpu",
         "PHALANX_NUM_THREADS": "1",
         "PHALANX_CACHE_DIR": str(cache),
     }
-    with subprocess.Popen(
-        [PHALANX, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as running:
-        try:
-            assert running.stdout is not None
-            line = running.stdout.readline()
-            found = READY.search(line)
-            assert found is not None, (line, running.communicate())
-            yield {name: at for name, at in found.groupdict().items() if at is not None}
-        finally:
-            running.kill()
-            running.communicate()
+    running = Forked(forked.PHALANX, arguments, environment)
+    try:
+        line = running.stdout.readline()
+        found = READY.search(line)
+        assert found is not None, (line, running.ended())
+        yield {name: at for name, at in found.groupdict().items() if at is not None}
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.ended()
 
 
 @contextmanager

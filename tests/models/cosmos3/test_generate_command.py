@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 
 from phalanx.testing.tiny_cosmos3 import write_tiny_cosmos3
+from tests import forked
+from tests.forked import run_forked
 from tests.models.cosmos3.served import PHALANX
 
 SMALL = ("--size", "64x48", "--frames", "9", "--steps", "4", "--num-threads", "1")
@@ -33,7 +35,7 @@ def command(model: Path, out: Path, *flags: str) -> list[str]:
 
 
 def made(model: Path, out: Path, *flags: str) -> str:
-    done = subprocess.run(command(model, out, *flags), capture_output=True, text=True)
+    done = run_forked(forked.PHALANX, command(model, out, *flags)[1:])
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return done.stderr

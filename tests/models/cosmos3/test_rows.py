@@ -29,6 +29,31 @@ def begun(inputs):
     return MediaRequest(inputs).turn().media
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        video_request(sound_frames=5, sound_dim=5, cond_latents=LATENTS, cond_frame_indexes=(0,)),
+        action_request(state=torch.ones(1, 10)),
+        action_request(mode="forward_dynamics", cond_action=torch.ones(1, 3, 10)),
+    ],
+)
+def test_a_request_that_waits_holds_nothing_of_the_device(request_):
+    """Nor one that was pushed back."""
+    config = Cosmos3Config.from_json(document("silu/config"))
+    scheduler = SchedulerConfig.from_json(document("scheduler"))
+    row = MediaRequest(RowMaker(config, scheduler, torch.device("meta")).make(request_))
+    if row.inputs.pixels is not None:
+        row.take({"known": torch.zeros(6, 1, 3, 4, device="meta")})
+    assert not any(one.is_meta for one in tensors_of(row.latents))
+    assert all(one.is_meta for one in tensors_of(row.turn().media))
+    row.push_back()
+    assert not any(one.is_meta for one in tensors_of(row.latents))
+
+
+def tensors_of(media):
+    return [one for one in (media.vision, media.sound, media.actions) if one is not None]
+
+
 def test_noise_is_drawn_in_order_by_one_generator(maker):
     made = maker.make(video_request(seed=7, sound_frames=5, sound_dim=5))
     generator = torch.Generator().manual_seed(7)

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from phalanx.layers.unipc import FlowSchedule, UniPCSolver, UniPCState
@@ -43,7 +44,8 @@ _NODES = {
 
 @dataclass(frozen=True, eq=False)
 class RowInputs:
-    """A request as it is computed; tensors float32, where they are computed with.
+    """A request as it is to be computed on `device`; tensors float32, wherever they are: one that waits
+    takes no memory there.
 
     `noise` is what every modality begins with, of the shape of its latents. `known` [channels, T',
     H, W] holds the clean frames of the video, `known_actions` [rows, action_dim] the clean rows;
@@ -63,6 +65,7 @@ class RowInputs:
     known_actions: Tensor | None = None
     pixels: Tensor | None = None
     decodes: bool = False
+    device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
         assert (self.negative is not None) == self.guidance.guides
@@ -232,14 +235,17 @@ class MediaRequest:
         """The flow, begun where it has not: from noise, and clean where something is known."""
         if self._flow is None:
             inputs = self.inputs
-            noise, shape = inputs.noise, inputs.shape
+            noise, shape, device = inputs.noise, inputs.shape, inputs.device
             media = replace(
                 noise,
                 timestep=int(inputs.schedule.timesteps[0]),
-                vision=_mixed(noise.vision, self._known, shape.clean_frames, 1),
+                vision=_mixed(noise.vision.to(device), self._known, shape.clean_frames, 1),
+                sound=None if noise.sound is None else noise.sound.to(device),
             )
             if noise.actions is not None:
-                actions = _mixed(noise.actions, inputs.known_actions, shape.clean_rows, 0)
+                actions = _mixed(
+                    noise.actions.to(device), inputs.known_actions, shape.clean_rows, 0
+                )
                 actions[:, inputs.raw_action_dim :] = 0
                 media = replace(media, actions=actions)
             self._flow = _Flow(media, {name: UniPCState() for name in _drawn(shape)})

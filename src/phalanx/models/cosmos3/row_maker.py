@@ -1,4 +1,4 @@
-"""From a valid request to what is computed of it, on the device where that is done."""
+"""From a valid request to what is computed of it; nothing is put on a device before that is done."""
 
 from __future__ import annotations
 
@@ -52,31 +52,31 @@ class RowMaker:
         vision, sound = noise.take(request.noise, self._vision_size(shape)), None
         if shape.sound_frames:
             size = (self._config.sound_dim, shape.sound_frames)
-            sound = self._here(noise.take(request.sound_noise, size))
-        media = MediaRow(shape, 0, self._here(vision), sound)
+            sound = noise.take(request.sound_noise, size)
+        media = MediaRow(shape, 0, vision, sound)
         latents, pixels = request.cond_latents, request.cond_video_pixels
         return replace(
             self._guided(request, media),
-            known=None if latents is None else self._here(latents[0]),
-            pixels=None if pixels is None else self._here(pixels[0]),
+            known=None if latents is None else latents[0].float(),
+            pixels=None if pixels is None else pixels[0].float(),
             decodes=request.output == "pixels",
         )
 
     def _action(self, request: Cosmos3ActionRequest) -> RowInputs:
         shape, width = self._action_shape(request), self._config.action_dim
         noise = NoiseSource(request.seed)
-        vision = self._here(noise.take(request.noise, self._vision_size(shape)))
+        vision = noise.take(request.noise, self._vision_size(shape))
         drawn = noise.take(request.action_noise, (request.action_chunk, width))
         actions = torch.zeros(shape.action_rows, width)
         actions[shape.has_state :] = drawn
-        media = MediaRow(shape, 0, vision, None, self._here(actions), request.domain_id)
+        media = MediaRow(shape, 0, vision, None, actions, request.domain_id)
         latents, pixels = request.cond_video_latents, request.cond_video_pixels
         return replace(
             self._guided(request, media),
             raw_action_dim=request.raw_action_dim,
-            known=None if latents is None else self._here(latents[0]),
+            known=None if latents is None else latents[0].float(),
             known_actions=self._known_actions(request, shape),
-            pixels=None if pixels is None else self._here(pixels[0]),
+            pixels=None if pixels is None else pixels[0].float(),
             decodes=self._decode_video,
         )
 
@@ -98,10 +98,10 @@ class RowMaker:
         """The state, or the given actions; clean rows are all that is looked at."""
         width = self._config.action_dim
         if request.state is not None:
-            return self._here(padded_actions(request.state, shape.action_rows, width))
+            return padded_actions(request.state, shape.action_rows, width)
         if request.cond_action is None:
             return None
-        return self._here(padded_actions(request.cond_action[0], shape.action_rows, width))
+        return padded_actions(request.cond_action[0], shape.action_rows, width)
 
     def _guided(
         self, request: Cosmos3T2VRequest | Cosmos3ActionRequest, media: MediaRow
@@ -122,13 +122,11 @@ class RowMaker:
             schedule=FlowSchedule.of(scheduler, request.num_inference_steps),
             guidance=guidance,
             noise=media,
+            device=self._device,
         )
 
     def _vision_size(self, shape: MediaShape) -> tuple[int, ...]:
         return (self._config.latent_channel, *shape.video)
-
-    def _here(self, x: Tensor) -> Tensor:
-        return x.to(self._device, torch.float32)
 
 
 def _tokens(ids: Tensor, mask: Tensor) -> tuple[int, ...]:
