@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+from tests.forked import Forked
+
 ROOT = Path(__file__).parents[2]
 PHALANX = Path(sys.executable).with_name("phalanx")
 
@@ -20,28 +22,18 @@ PHALANX = Path(sys.executable).with_name("phalanx")
 @contextmanager
 def running(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
     """`phalanx serve` on a free port until the context ends, by Ctrl-C; gives its URL."""
-    command = [str(PHALANX), "serve", *arguments, "--port", "0"]
-    environment = {**os.environ, "PHALANX_DEVICE": "cpu", **environment}
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            ready = process.stdout.readline()
-            if " at http://" not in ready:
-                pytest.fail(f"{command} did not start: {process.communicate()}")
-            yield ready.strip().rpartition(" at ")[2]
-        finally:
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert "Traceback" not in errors
+    command = ["serve", *arguments, "--port", "0"]
+    process = Forked(forked.PHALANX, command, {"PHALANX_DEVICE": "cpu", **environment}, ROOT)
+    try:
+        ready = process.stdout.readline()
+        if " at http://" not in ready:
+            pytest.fail(f"{command} did not start: {process.ended()}")
+        yield ready.strip().rpartition(" at ")[2]
+    finally:
+        process.send_signal(signal.SIGINT)
+        ran = process.ended()
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.fixture(scope="session")

@@ -14,24 +14,30 @@ from urllib.parse import urlsplit
 import pytest
 
 from phalanx.checkpoints import checkpoint_dir
+from tests import forked
+from tests.forked import Forked, Ran
 from tests.project.conftest import PHALANX, ROOT, running
 
 REACH = "examples/plugin_reach/serve.yaml"
 
 
-def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a command that ends with code 2 says on stderr, log lines left out."""
+def refused(*arguments: str) -> str:
     done = subprocess.run(
         [PHALANX, *arguments],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
         cwd=ROOT,
-        env={**os.environ, "PHALANX_DEVICE": "cpu", **(environment or {})},
+        env={**os.environ, "PHALANX_DEVICE": "cpu"},
     )
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    (line,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    return the_line(Ran(done.returncode, done.stdout, done.stderr))
+
+
+def the_line(ran: Ran) -> str:
+    """What a command that ends with code 2 says on stderr, log lines left out."""
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stdout == ""
+    (line,) = [line for line in ran.stderr.splitlines() if " INFO " not in line]
     return line
 
 
@@ -54,8 +60,9 @@ def truncated(tmp_path: Path) -> Path:
 def test_a_port_in_use_is_one_line(plugins_installed):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        environment = {"PYTHONPATH": str(plugins_installed)}
-        line = refused("serve", REACH, "--port", port, environment=environment)
+        environment = {"PYTHONPATH": str(plugins_installed), "PHALANX_DEVICE": "cpu"}
+        ran = Forked(forked.PHALANX, ["serve", REACH, "--port", port], environment, ROOT).ended()
+    line = the_line(ran)
     assert port in line
     assert "in use" in line
 
