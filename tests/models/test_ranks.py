@@ -19,6 +19,7 @@ from phalanx.engine_config import (
     ParallelConfig,
 )
 from phalanx.errors import CheckpointError, ConfigurationError, PhalanxDistError
+from phalanx.models.causal_lm.args import CausalLMArgs
 from phalanx.models.causal_lm.entry import CausalLM
 from phalanx.models.causal_lm.grammar import GrammarSource
 from phalanx.models.causal_lm.grammar_queue import GrammarQueue, Prompt
@@ -78,6 +79,13 @@ def test_several_ranks_without_a_mesh_are_refused(tiny_dir):
     """Each would load the whole model and compute everything."""
     with pytest.raises(PhalanxDistError, match="no mesh is current here"):
         load(tiny_dir, FLOAT32.replace(parallel=tensor_parallel(2)))
+
+
+def test_more_ranks_than_heads_are_refused_before_any_process_starts(tiny_dir):
+    CausalLM.validate_args(CausalLMArgs(str(tiny_dir)), tensor_parallel(2))
+    CausalLM.validate_args(CausalLMArgs("elsewhere"), tensor_parallel(64))
+    with pytest.raises(ConfigurationError, match="size of 64 exceeds the"):
+        CausalLM.validate_args(CausalLMArgs(str(tiny_dir)), tensor_parallel(64))
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from phalanx.errors import ConfigurationError
 from phalanx.models.causal_lm.args import CausalLMArgs
+from phalanx.models.causal_lm.config import DecoderConfig
 from phalanx.models.causal_lm.loading import load_service
 from phalanx.models.causal_lm.service import CausalLMService
 from phalanx.models.causal_lm.validation import check_request
+from phalanx.parallel.sharding import shard_heads
 from phalanx.plugin import ServiceEntry, ServingAdapter, WeightStore
 from phalanx.schema.control import Question, WeightAnswer
 from phalanx.schema.generate import GenerateOutput, GenerateRequest
@@ -43,6 +46,16 @@ class CausalLM(ServiceEntry[CausalLMService]):
                     f"plugin {cls.name!r} splits a model by tensor parallelism only, the same in "
                     f"all layers, but {name} is {domain}; set dense.tp_size and leave out the rest"
                 )
+
+    @classmethod
+    def validate_args(cls, args: CausalLMArgs, parallel: ParallelConfig) -> None:
+        """Refuses more ranks than the checkpoint, where it is on this machine, has heads for."""
+        directory = Path(args.checkpoint_dir)
+        resolved = parallel.resolve(parallel.infer_replica_world_size())
+        size = resolved.tp_size("attention")
+        if size > 1 and (directory / "config.json").is_file():
+            config = DecoderConfig.from_directory(directory)
+            shard_heads(config.num_heads, config.num_kv_heads, size, 0)
 
     @classmethod
     def serving(cls, args: CausalLMArgs) -> ServingAdapter:
