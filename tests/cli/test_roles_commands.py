@@ -22,6 +22,7 @@ from phalanx.cli.main import main
 from phalanx.cli.roles import JobAddress
 from phalanx.errors import RoleOperationFailedError, RoleOperationRefusedError
 from phalanx.testing.role_faults import Fault
+from tests.cli.scripted_server import ScriptedServer
 from tests.roles.control.jobs import FILE, FakeJob, fake_job
 from tests.roles.control.whole_job import PHALANX, environment
 
@@ -237,6 +238,11 @@ def test_an_address_that_does_not_answer_or_is_no_control_process_is_named(job, 
     assert "the control process at http://127.0.0.1:1 does not answer: Connection refused" in err
     code, _, err = run("status", "--control", job.process.gateway_url)
     assert code in (1, 2)
+    refusal = {"error": {"code": "no_server", "message": "no HTTP server is registered"}}
+    with ScriptedServer((503, refusal)).running() as gateway:
+        code, _, err = run("status", "--control", gateway.url)
+    assert code == 2
+    assert "is no control process of `phalanx up`: it answers 503; give the job's --name" in err
 
 
 def test_down_ends_the_job_and_says_what_happens(job, run):

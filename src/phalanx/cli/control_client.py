@@ -99,9 +99,10 @@ class ControlClient:
 
     def _refused(self, status: int, body: bytes) -> PhalanxError:
         refusal = refusal_in(body)
-        if refusal is None:
+        if refusal is None or not refusal.is_known:
             return ConfigurationError(
-                f"{self._url} is no control process of `phalanx up`: it answers {status}"
+                f"{self._url} is no control process of `phalanx up`: it answers {status}; give the"
+                " job's --name, or the control_url of `phalanx status --json`"
             )
         return refusal.error("give it with --key" if status == 401 else "")
 

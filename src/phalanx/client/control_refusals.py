@@ -31,6 +31,7 @@ _CLASSES: Mapping[str, type[PhalanxError]] = {
     "refused": RoleOperationRefusedError,
     "failed": RoleOperationFailedError,
     "unavailable": EngineUnavailableError,
+    "internal": RequestFailedError,
 }
 
 
@@ -39,6 +40,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
     code: str
     message: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is one of a control process's."""
+        return self.code in _CLASSES
 
     def error(self, hint: str = "") -> PhalanxError:
         """With a `hint` of what to do, where the caller has one."""
