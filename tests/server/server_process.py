@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +12,8 @@ from phalanx import Engine
 from phalanx.engine_config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
 from phalanx.schema.server_config import ServerConfig
 from phalanx.server.main import run_server
+from tests.forked import Forked
 from tests.server.scripted_text import ScriptedArgs, ScriptedServing, ScriptedText
-
-ROOT = Path(__file__).parents[2]
 
 
 def engine_of(model_dir: Path, **script: object) -> Engine:
@@ -31,14 +29,11 @@ class ServerProcess:
     """Ready when built; each tick of its model takes a millisecond."""
 
     def __init__(self, model_dir: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.server_process", str(model_dir)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        self._process = Forked(
+            "import sys; from tests.server.server_process import main; sys.exit(main())",
+            [str(model_dir)],
         )
-        assert self._process.stdout is not None
+        self._status: int | None = None
         line = self._process.stdout.readline()
         assert line.startswith("Phalanx is ready on http://127.0.0.1:"), line
         self.url = line.split()[-1]
@@ -47,11 +42,18 @@ class ServerProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._status is None:
+            self._process.send_signal(signal.SIGKILL)
+            self.wait()
 
     def wait(self) -> int:
-        return self._process.wait()
+        """Its exit status; what it has written to stderr by then is shown."""
+        if self._status is None:
+            ran = self._process.ended()
+            sys.stderr.write(ran.stderr)
+            assert ran.returncode is not None
+            self._status = ran.returncode
+        return self._status
 
     def __enter__(self) -> Self:
         return self
@@ -63,8 +65,6 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.kill()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 def main() -> int:
@@ -73,7 +73,3 @@ def main() -> int:
     return run_server(
         lambda: engine_of(directory, pace_s=0.001), serving_of(directory), ServerConfig(port=0)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -88,14 +88,20 @@ def test_a_stopped_worker_delays_neither_submits_nor_its_sibling(pair):
     assert numbers == list(range(300))
 
 
+@pytest.fixture(scope="module")
+def doubling():
+    """One worker, which loads torch, for all tensors."""
+    with replica(1, double) as (link, _):
+        yield link
+
+
 @pytest.mark.parametrize("sharing", [False, True], ids=["copied", "shared"])
-def test_r60_tensors_of_the_cpu_travel_through_shared_memory(sharing):
+def test_r60_tensors_of_the_cpu_travel_through_shared_memory(doubling, sharing):
     tensor = torch.ones(500_000)
     if sharing:
         tensor.share_memory_()
-    with replica(1, double) as (link, _):
-        link.sender.submit(1, "a", tensor)
-        ((_, ((_, doubled),)),) = next_replies(link.channels[0])
+    doubling.sender.submit(1, "a", tensor)
+    ((_, ((_, doubled),)),) = next_replies(doubling.channels[0])
     assert doubled.sum() == 1_000_000
     assert tensor.sum() == (1_000_000 if sharing else 500_000)
 
