@@ -15,17 +15,18 @@ VICTIMS = ("control", "gateway", "trainer", "engine")
 Kills = dict[tuple[int, str], tuple[str | None, str | None]]
 """Whom to kill, by the step and the phase of it: early in the phase, and late."""
 KILLS: Kills = {
-    (0, "rollout"): ("control", "gateway"),
-    (0, "genrm"): ("trainer", "gateway"),
-    (0, "teacher"): ("trainer", "gateway"),
+    (0, "rollout"): ("trainer", "gateway"),
+    (0, "genrm"): ("engine", "trainer"),
+    (0, "teacher"): ("engine", "gateway"),
     (0, "train"): ("engine", "trainer"),
-    (1, "rollout"): ("trainer", "engine"),
-    (1, "genrm"): ("control", "engine"),
-    (1, "teacher"): ("control", "engine"),
+    (1, "rollout"): ("engine", "control"),
+    (1, "genrm"): ("gateway", "control"),
+    (1, "teacher"): ("trainer", "control"),
     (1, "train"): ("gateway", "control"),
 }
-"""In the end everybody in every phase. The order leaves the student's engine running, asleep, where it
-is killed in the trainer's phase: a new job starts none before its turn.
+"""In the end everybody in every phase. An engine is killed early, where one runs for certain: a new job
+starts none before its turn, and what is left to do may need none. So the student's is there, asleep,
+in the first step's last phase.
 """
 SPLIT_KILLS: Kills = {
     (0, "rollout"): ("control", None),
