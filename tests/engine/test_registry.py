@@ -43,6 +43,32 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
 
 
 @pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("halfway:Odd", "ModuleNotFoundError: No module named 'not_there'"),
+        ("whole:Od", "AttributeError: module 'whole' has no attribute 'Od'"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_imported_is_named(tmp_path, monkeypatch, target, why):
+    facts = tmp_path / "odd-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[phalanx.models]\nodd-one = {target}\n")
+    (tmp_path / "halfway.py").write_text("import not_there\n")
+    (tmp_path / "whole.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        registry.plugin_class("odd-one")
+    assert str(caught.value).startswith("entry point 'odd-one' of group phalanx.models leads to")
+    assert why in str(caught.value)
+
+
+def test_a_plugin_of_a_package_that_is_not_installed_says_so():
+    with pytest.raises(ConfigurationError, match="install the package that has it"):
+        registry.plugin_class("zzz")
+
+
+@pytest.mark.parametrize(
     ("cls", "message"),
     [
         (int, "not a plugin; it must be a subclass"),

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from phalanx.engine_config import EntryArgs
-from phalanx.errors import ConfigurationError
+from phalanx.errors import ConfigurationError, MissingDependencyError
 from phalanx.plugin import PARALLEL_DOMAINS, BatchingEntry, Entry, PluginRef
 
 ENTRY_POINT_GROUP = "phalanx.models"
@@ -51,7 +51,11 @@ def plugin_class(name: str) -> PluginClass:
         return _load(points[name])
     names = sorted({*_registered, *points})
     nearest = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = (
+        f"; did you mean {nearest[0]!r}?"
+        if nearest
+        else f"; install the package that has it as an entry point of the group {ENTRY_POINT_GROUP}"
+    )
     raise ConfigurationError(
         f"plugin {name!r} is not known; known are {', '.join(names) or 'none'}{hint}"
     )
@@ -63,7 +67,16 @@ def plugin_ref(plugin: PluginClass) -> PluginRef:
 
 
 def _load(point: EntryPoint) -> PluginClass:
-    plugin = point.load()
+    try:
+        plugin = point.load()
+    except MissingDependencyError:
+        raise
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"entry point {point.name!r} of group {ENTRY_POINT_GROUP} leads to {point.value}, which"
+            f" cannot be imported ({type(error).__name__}: {error}); install what it needs, or"
+            " correct the package that has it"
+        ) from error
     _check(plugin)
     if plugin.name != point.name:
         raise ConfigurationError(
