@@ -141,6 +141,14 @@ def test_a_file_that_is_not_there_is_named(run):
     assert err == "phalanx: cannot read nowhere.yaml: No such file or directory\n"
 
 
+def test_a_check_refuses_a_name_that_a_start_would(folder, run):
+    file = folder / "right.yaml"
+    file.write_text(JOB)
+    code, out, err = run("up", str(file), "--check", "--name", "a b")
+    assert (code, out) == (2, "")
+    assert "job name 'a b' must begin with a letter or digit" in err
+
+
 def test_a_start_checks_what_costs_little(folder, run):
     file = folder / "wrong.yaml"
     file.write_text(JOB.replace("pool_tokens", "pol_tokens"))

@@ -41,7 +41,9 @@ def up(
     """
     from phalanx.cli.checkpoint_progress import prepared_checkpoint
     from phalanx.cli.up_plan import check_job, checkpoints, load_job, plan_table
+    from phalanx.roles.run_file import check_job_name
 
+    check_job_name(name)
     assigned = set_ or []
     job = load_job(config, assigned)
     check_job(job, str(config), deeply=check)
