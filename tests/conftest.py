@@ -18,6 +18,15 @@ gc.set_threshold(50_000, 20, 20)
 TOGETHER = ("tests/examples_rl/", "tests/parallel/", "tests/project/", "tests/roles/ray_cluster/")
 """Folders whose files share processes that are slow to start: one worker runs them all."""
 
+USES_TRANSFORMERS = (
+    "tests/models",
+    "tests/server/rl",
+    "tests/distill",
+    "tests/examples_rl",
+    "tests/layers",
+)
+"""Folders of quick tests that load it, which takes seconds: one worker runs them all."""
+
 ONLY_LONG = "pytestmark = pytest.mark.long"
 """What a file says of all its tests at once."""
 
@@ -108,11 +117,11 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            for folder in TOGETHER:
-                if nodeid.startswith(folder):
-                    return folder
             file = super()._split_scope(nodeid)
-            # Quick tests are short beside the models that the files of a folder load once.
-            return file.rpartition("/")[0] if config.option.markexpr == "not long" else file
+            folder = file.rpartition("/")[0]
+            if config.option.markexpr == "not long":
+                # Quick tests are short beside the models that the files of a folder load once.
+                return "transformers" if folder in USES_TRANSFORMERS else folder
+            return next((one for one in TOGETHER if nodeid.startswith(one)), file)
 
     return Scheduling(config, log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from transformers import AutoTokenizer
+import transformers
 
 from phalanx.distill import Prompt, Sample, TeacherRequest, TokenSelection
 
@@ -25,7 +25,7 @@ _NO_WORD = 0.5
 
 def prompts(checkpoint: str) -> list[Prompt]:
     """The questions in the chat form of the student's own tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     request = TeacherRequest(selection=TokenSelection.STUDENT_TOPK, top_k=TOP_K)
     return [
         Prompt(

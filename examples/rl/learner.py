@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from phalanx.device_ledger import DeviceLedger, SimulatedDevice
 from phalanx.distill.batch_tensors import BatchTensors, collate
@@ -53,7 +52,7 @@ class _Loaded:
     """What is in memory during a step."""
 
     step: int
-    model: LlamaForCausalLM
+    model: transformers.LlamaForCausalLM
     optimizer: torch.optim.AdamW
     trained: list[Tensor]
 
@@ -76,7 +75,7 @@ class Learner:
         folder.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(settings.num_threads)
         torch.use_deterministic_algorithms(True)
-        transformers_logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()
 
     def last(self) -> Checkpoint:
         """The last whole checkpoint."""
@@ -89,7 +88,7 @@ class Learner:
         settings = self._settings
         step, directory = self.last().step, self.last().path
         self._take("weights", (directory / "model.safetensors").stat().st_size)
-        model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
         trained = _trained(model, settings.trained_layers)
         num_bytes = sum(one.numel() for one in trained) * _FLOAT_BYTES
         self._take("gradients", num_bytes)
@@ -141,7 +140,9 @@ class Learner:
             for tag in ("activations", "optimizer", "gradients", "weights"):
                 device.give(tag)
 
-    def _gradients(self, model: LlamaForCausalLM, batch: BatchTensors) -> dict[str, float]:
+    def _gradients(
+        self, model: transformers.LlamaForCausalLM, batch: BatchTensors
+    ) -> dict[str, float]:
         """Add up those of all parts, each for its share of the tokens."""
         sums = {"loss": 0.0, "reverse_kl": 0.0, "entropy": 0.0}
         for start in range(0, len(batch.input_ids), self._settings.part_size):
@@ -154,7 +155,7 @@ class Learner:
                 sums[name] += share * value
         return sums
 
-    def _activation_bytes(self, model: LlamaForCausalLM, batch: BatchTensors) -> int:
+    def _activation_bytes(self, model: transformers.LlamaForCausalLM, batch: BatchTensors) -> int:
         """About: logits three times (with their gradient), and what a layer keeps that learns."""
         config = model.config
         tokens = self._settings.part_size * batch.input_ids.shape[1]
@@ -180,7 +181,7 @@ class Learner:
         return [int(match[1]) for match in found if match]
 
 
-def _trained(model: LlamaForCausalLM, num_layers: int) -> list[Tensor]:
+def _trained(model: transformers.LlamaForCausalLM, num_layers: int) -> list[Tensor]:
     """The parameters that learn; the others need no gradient."""
     model.requires_grad_(False)
     model.model.norm.requires_grad_(True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+import transformers
 
 from phalanx.errors import CheckpointError
 from phalanx.layers.rotary import RopeParameters, RotaryEmbedding
@@ -27,8 +26,10 @@ KINDS = [
 
 @pytest.mark.parametrize("parameters", KINDS, ids=lambda p: p["rope_type"])
 def test_tables_equal_those_of_transformers(parameters):
-    config = LlamaConfig(hidden_size=256, num_attention_heads=4, rope_parameters=parameters)
-    theirs = LlamaRotaryEmbedding(config)
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=4, rope_parameters=parameters
+    )
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     positions = torch.arange(1024)
     cos, sin = theirs(torch.zeros(1), positions[None])
     ours = RotaryEmbedding(64, 1024, RopeParameters.from_config(config.to_dict()))

@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.engine_config import EngineConfig
 from phalanx.schema.control import Continue, LoadWeights, Pause, PauseMode
@@ -20,7 +20,7 @@ from tests.models.references import fused
 VOCABULARY = 96
 
 
-def tiny_llama(**changes) -> LlamaForCausalLM:
+def tiny_llama(**changes) -> transformers.LlamaForCausalLM:
     """Small enough to be loaded again and again; its tokens differ with its weights."""
     sizes = {
         "vocab_size": VOCABULARY,
@@ -36,7 +36,7 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
         "tie_word_embeddings": True,
         **changes,
     }
-    return LlamaForCausalLM(LlamaConfig(**sizes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
 def save(directory: Path, seed: int, make=tiny_llama) -> Path:

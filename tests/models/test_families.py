@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from phalanx.schema.generate import GenerateRequest, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
@@ -43,7 +36,9 @@ ROPE3 = {
 
 def llama3(**changes):
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, **changes}
-    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=ROPE3, **sizes))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, rope_parameters=ROPE3, **sizes)
+    )
 
 
 def llama_with_biases():
@@ -53,12 +48,14 @@ def llama_with_biases():
 def llama_with_linear_rope():
     rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}
-    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, **sizes))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, rope_parameters=rope, **sizes)
+    )
 
 
 def qwen2(**changes):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **sizes))
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **sizes))
 
 
 def qwen2_tied():
@@ -67,7 +64,7 @@ def qwen2_tied():
 
 def qwen3(**changes):
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, **changes}
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=24, **sizes))
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=24, **sizes))
 
 
 def qwen3_tied():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from phalanx.schema.generate import GenerateRequest, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
@@ -17,7 +17,7 @@ VOCABULARY = 400
 
 @pytest.fixture(scope="module")
 def reference(tiny_dir):
-    return LlamaForCausalLM.from_pretrained(tiny_dir).eval().requires_grad_(False)
+    return transformers.LlamaForCausalLM.from_pretrained(tiny_dir).eval().requires_grad_(False)
 
 
 def request(prompt=PROMPT, logprobs=None, **sampling) -> GenerateRequest:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.schema.generate import GenerateRequest, LogprobOptions
 from phalanx.schema.sampling import SamplingParams
@@ -60,8 +60,10 @@ def four_ranks():
 def uneven():
     """Nothing of it divides by two or four: heads, inner width, vocabulary; biases everywhere."""
     sizes = {**SIZES, "vocab_size": 97, "intermediate_size": 57, "attention_bias": True}
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, hidden_size=54, num_attention_heads=9, num_key_value_heads=3)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            **sizes, hidden_size=54, num_attention_heads=9, num_key_value_heads=3
+        )
     )
 
 
