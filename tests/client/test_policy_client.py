@@ -241,6 +241,23 @@ def test_a_deadline_ends_the_request_here_and_there():
     run(scenario())
 
 
+def test_the_address_of_an_http_server_is_told():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def scenario():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with AsyncPolicyClient(f"127.0.0.1:{port}", model="pi05") as client:
+                with pytest.raises(ConfigurationError, match="an HTTP server listens there"):
+                    await client.act(images={"base": IMAGE}, instruction="pick")
+
+    run(scenario())
+
+
 def test_an_address_where_nobody_listens_is_told_and_found_when_somebody_does():
     async def scenario():
         server = FakePolicyServer()

@@ -39,10 +39,18 @@ _HINTS: Mapping[grpc.StatusCode, str] = {
     "gateway or policy server",
 }
 
+_SPEAKS_HTTP = "http1.x server"
+"""In gRPC's words for a connection to one."""
+
 
 def failure_of(error: grpc.aio.AioRpcError, address: str) -> PhalanxError:
     """What to raise for `error`, which a call to `address` ended with."""
     code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE and _SPEAKS_HTTP in (error.details() or ""):
+        return ConfigurationError(
+            f"{address}: an HTTP server listens there; give the address for gRPC, which is"
+            " --gateway of a gateway, and server.port of a policy server"
+        )
     message = f"{address}: {error.details() or code.name}"
     if code in _HINTS:
         message += f"; {_HINTS[code]}"
