@@ -19,6 +19,7 @@ from phalanx.roles.progress import UnpublishedReplica
 from phalanx.routing.roles.snapshot import ReplicaState
 from phalanx.testing.clock import ManualClock
 from phalanx.wire.discovery import InternalDocument, InternalEngineEntry, InternalModelEntry
+from phalanx.wire.phases import PhasesDocument
 
 
 def engine(number: int, state: str = "ready", **fields: object) -> InternalEngineEntry:
@@ -100,6 +101,18 @@ def test_replicas_that_start_are_shown_before_they_are_published():
     asleep, why = shown(job_table(job(), 40.0))[2:]
     assert asleep.split() == ["rollout", "student", "ready"]
     assert why.strip() == "no replica"
+
+
+def test_the_phase_of_a_job_is_told_once():
+    told = job(engine(0))
+    (role,) = told.roles
+    document = msgspec.structs.replace(role.document, phase="score")
+    told = msgspec.structs.replace(told, roles=(msgspec.structs.replace(role, document=document),))
+    assert shown(job_table(told, 0.0))[2].split()[:2] == ["rollout", "(score)"]
+    phases = PhasesDocument(number=1, mode="defer", phases=(), phase="score", batch="7")
+    lines = shown(job_table(msgspec.structs.replace(told, phases=phases), 0.0))
+    assert lines[1].startswith("phase: score of batch 7")
+    assert lines[-1].split()[:2] == ["rollout", "student/0"]
 
 
 def test_a_gateway_that_is_gone_is_said():

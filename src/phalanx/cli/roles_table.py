@@ -35,13 +35,13 @@ def job_table(job: Job, wall_s: float) -> RenderableType:
     """The job as it is at `wall_s`: its phase where roles take turns, a line a replica, and its
     detail on one below.
     """
-    rows = [row for status in job.roles for row in _rows(status, wall_s)]
+    phases = [Text(line) for line in _phases(job, wall_s)]
+    rows = [row for status in job.roles for row in _rows(status, wall_s, with_phase=not phases)]
     cells = [Text.styled(name, "bold") for name in _COLUMNS]
     widths = [
         max(len(name), *(len(row.cells[at]) for row in rows)) if rows else len(name)
         for at, name in enumerate(_COLUMNS)
     ]
-    phases = [Text(line) for line in _phases(job, wall_s)]
     lines = [Text(_title(job, wall_s), style="bold"), *phases, _line(cells, widths)]
     for row in rows:
         lines.append(_line(row.cells, widths))
@@ -86,10 +86,11 @@ def _phases(job: Job, wall_s: float) -> Iterator[str]:
         yield from phase_lines(phases, wall_s)
 
 
-def _rows(status: RoleStatus, wall_s: float) -> Iterator[_Row]:
-    """Only the first of them has the role's name."""
+def _rows(status: RoleStatus, wall_s: float, *, with_phase: bool) -> Iterator[_Row]:
+    """Only the first of them has the role's name, and the phase that callers are told."""
     document = status.document
-    names = iter([f"{document.role} ({document.phase})" if document.phase else document.role])
+    phase = f" ({document.phase})" if with_phase and document.phase else ""
+    names = iter([document.role + phase])
     coming = {replica.model for replica in status.unpublished}
     for name, model in document.models.items():
         if model.router_url is not None:
