@@ -257,7 +257,11 @@ class Lifecycle:
 
 
 async def wait_until(
-    ask: Callable[[], Awaitable[bool]], what: str, deadline: Deadline, call_timeout_s: float
+    ask: Callable[[], Awaitable[bool]],
+    what: str,
+    deadline: Deadline,
+    call_timeout_s: float,
+    at_first_no: Callable[[], None] | None = None,
 ) -> None:
     """Ask until the answer is yes; no answer counts as no. Raises `EngineCallError` at the end."""
     poll = PollPause()
@@ -270,4 +274,7 @@ async def wait_until(
             last = error
         if deadline.passed:
             raise last
+        if at_first_no is not None:
+            at_first_no()
+            at_first_no = None
         await poll.rest()

@@ -169,7 +169,11 @@ class ReplicaMaker:
         name = replica.engine_id
         try:
             await wait_until(
-                replica.engine.healthy, f"{name}: is it healthy", deadline, times.health_timeout_s
+                replica.engine.healthy,
+                f"{name}: is it healthy",
+                deadline,
+                times.health_timeout_s,
+                lambda: self._tell_of_absence(replica),
             )
         except EngineCallError as error:
             raise _named_failure(replica, error, times.startup_timeout_s) from error
@@ -180,6 +184,13 @@ class ReplicaMaker:
             if held is not None:
                 replica.residency = Residency(held)
                 await resume(replica, ALL_TAGS, times.offload_timeout_s)
+
+    def _tell_of_absence(self, replica: Replica) -> None:
+        """Of one that somebody else has to start, and nobody's log tells of."""
+        if replica.is_external:
+            limit_s = self._role.deployment.startup_timeout_s
+            where = f"until somebody serves at {replica.handle.url}, for at most {limit_s:g} s"
+            self._tell(replica, EventKind.WAITING, where)
 
     def _tell(self, replica: Replica, kind: EventKind, detail: str) -> None:
         self._role.tell(kind, detail, model=self._model.name, engine_id=replica.engine_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -93,6 +94,9 @@ def test_an_external_engine_that_is_not_there_is_named_with_what_to_do():
         assert "startup_timeout_s=3)" in str(caught.value)
         assert "(at http://" in str(caught.value)
         assert str(caught.value).endswith("; start the engine there, or change its url in urls")
+        told = [event.detail for event in c.events.after(0) if event.kind is EventKind.WAITING]
+        assert len(told) == 1
+        assert re.fullmatch(r"until somebody serves at http://\S+, for at most 3 s", told[0])
         await c.manager.shutdown()
 
     run(scenario)
