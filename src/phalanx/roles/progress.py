@@ -57,7 +57,7 @@ class Progress:
                 self._replicas[key], state=ReplicaState(state), detail=detail
             )
         elif key in self._replicas and event.kind is EventKind.WAITING:
-            self._replicas[key] = replace(self._replicas[key], detail=event.detail)
+            self._replicas[key] = replace(self._replicas[key], detail=f"waiting {event.detail}")
 
 
 def _follows(coming: UnpublishedReplica, published: InternalEngineEntry) -> bool:
