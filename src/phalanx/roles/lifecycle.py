@@ -141,9 +141,7 @@ class Lifecycle:
             replica.waits, replica.detail = False, ""
         else:
             version = self._weights.version
-            replica.wait_for_weights(
-                "it waits for the trainer's weights" + (f" {version!r}" if version else "")
-            )
+            replica.wait_for_weights("the trainer's weights" + (f" {version!r}" if version else ""))
 
     async def find_out(self, replica: Replica, holds: frozenset[Tag] | None) -> None:
         """Make certain what a blocked replica holds, and unblock it.

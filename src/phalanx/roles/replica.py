@@ -149,10 +149,10 @@ class Replica:
             ends = "1 request ends" if count == 1 else f"{count} requests end"
             self._tell(EventKind.WAITING, f"until {ends}")
 
-    def wait_for_weights(self, reason: str) -> None:
+    def wait_for_weights(self, which: str) -> None:
         if not self.waits:
-            self._tell(EventKind.WAITING, reason)
-        self.waits, self.detail = True, reason
+            self._tell(EventKind.WAITING, f"for {which}")
+        self.waits, self.detail = True, f"it waits for {which}"
 
     def has_weights(self, version: str, detail: str = "") -> None:
         """It holds this version now, for certain."""
