@@ -123,7 +123,7 @@ def scale(
 
 
 def recover(replica: Replica, name: Name = None, control: Control = None, key: Key = None) -> None:
-    """Stop a replica that is dead or blocked, by force, and start a new one in its place."""
+    """Stop a replica by force, as one that is dead or blocked, and start a new one in its place."""
     role, engine_id = _replica(replica)
     _ask(role, "recover", {"engine_id": engine_id}, JobAddress(name, control, key))
 
