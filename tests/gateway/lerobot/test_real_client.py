@@ -17,7 +17,7 @@ from tests.gateway.policy_servers import HOST, run
 from tests.gateway.whole import ready, running
 
 pytestmark = pytest.mark.long
-NUM_ACTIONS = 120
+NUM_ACTIONS = 300
 
 
 @pytest.fixture(params=["lerobot04", "lerobot06"])
