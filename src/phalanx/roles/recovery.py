@@ -48,22 +48,25 @@ class Recovery:
         return slot.is_dead and (self._model.fault_tolerance_enabled or slot.restart)
 
     async def bury(self, slot: Slot) -> None:
-        """Stop what is left of the dead. Raises where its processes are not known to be gone."""
+        """Stop what is left of the dead. Raises where its processes are not known to be gone, and may
+        hold something.
+        """
         left = slot.dead
         if not left:
             return
-        gone = [await self._maker.take_down(slot, each, "", 0.0) for each in left]
+        for each in left:
+            await self._maker.take_down(slot, each, "", 0.0)
         self._role.publish()
-        if not all(gone):
-            raise RoleOperationFailedError(f"{slot.engine_id}: {slot.remains[0].blocked}")
+        unclear = [each for each in left if each.blocked and not each.written_off]
+        if unclear:
+            raise RoleOperationFailedError(f"{slot.engine_id}: {unclear[0].blocked}")
 
     def write_off(self, slot: Slot) -> None:
-        """On somebody's word, no process of the dead is left that holds anything."""
+        """On somebody's word, no process of the dead is left that holds anything. Those that may run
+        yet are stopped before another one is started in the slot.
+        """
         for dead in slot.dead:
-            dead.is_stopped, dead.residency = True, Residency(frozenset())
-            if dead.is_gone and dead in slot.remains:
-                dead.unblock()
-                slot.remains.remove(dead)
+            dead.written_off, dead.residency = True, Residency(frozenset())
         self._role.publish()
 
     async def _revive(self, slot: Slot) -> None:

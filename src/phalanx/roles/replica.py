@@ -32,7 +32,8 @@ class Replica:
     `chased`: a call that takes memory was given up, and may be under way yet. `routed`: its router may have it. `busy`: it is asked for something that may keep it from
     answering its health check. `tells`: whether it can say what it holds; `names_weights`: it has
     said that it has the version in `weights`, or one before. `blocked` says why nobody may touch it
-    but `unblock` and `recover`. `is_stopped`: none of its processes is left.
+    but `unblock` and `recover`. `is_stopped`: none of its processes is left. `written_off`: on
+    somebody's word those that may be left hold nothing.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Replica:
         self.blocked = ""
         self.detail = ""
         self.is_stopped = False
+        self.written_off = False
         self.tasks: set[asyncio.Task[None]] = set()
         self._tell = tell
         self._guards: set[asyncio.Timeout] = set()

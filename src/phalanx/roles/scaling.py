@@ -97,9 +97,6 @@ async def unblock(pool: ModelPool, engine_id: str, holds: frozenset[Tag] | None)
     """Put a blocked replica to sleep for certain, and wake it again if the role is awake."""
     slot = pool.slot(engine_id)
     replica = slot.replica
-    if replica is None and slot.remains:
-        await slot.end_revival()
-        await pool.clear(slot, "it did not start")
     if replica is None or not replica.is_alive:
         await _bury(pool, slot, holds)
         return
@@ -113,6 +110,9 @@ async def unblock(pool: ModelPool, engine_id: str, holds: frozenset[Tag] | None)
 
 async def _bury(pool: ModelPool, slot: Slot, holds: frozenset[Tag] | None) -> None:
     try:
+        if slot.replica is None and slot.remains:
+            await slot.end_revival()
+            await pool.clear(slot, "it did not start")
         await pool.recovery.bury(slot)
     except RoleOperationFailedError:
         if holds is None or holds:

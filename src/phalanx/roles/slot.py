@@ -41,7 +41,7 @@ class Slot:
     def is_free(self) -> bool:
         """Whether nothing is left here that holds anything."""
         left = [*self.remains, *([self.replica] if self.replica else [])]
-        return all(replica.is_stopped for replica in left)
+        return all(replica.is_stopped or replica.written_off for replica in left)
 
     @property
     def is_revived(self) -> bool:

@@ -357,3 +357,35 @@ def test_an_engine_that_somebody_else_has_taken_over_is_asked_once_and_recovered
 
 
 URL = "http://127.0.0.1:1"
+
+
+def test_d9_what_is_written_off_is_stopped_before_another_one_starts_and_at_the_end():
+    async def scenario():
+        c = case(world=sglang())
+        await c.manager.start()
+        await c.manager.deactivate()
+        c.world.faults.always("stop", Fault.REFUSED)
+        with pytest.raises(RoleOperationFailedError, match="could not be stopped"):
+            await c.manager.recover("m/0")
+        assert c.manager.residency() == {"m/0": None}
+        await c.manager.unblock("m/0", holds=[])
+        assert c.manager.residency() == {}
+        await c.manager.deactivate()
+        with pytest.raises(RoleOperationFailedError, match="could not be stopped"):
+            await c.manager.activate()
+        assert [engine.launch.generation for engine in c.world.running] == [1]
+        c.world.faults.stop()
+        await asyncio.sleep(100.0)
+        await c.manager.activate()
+        assert [engine.launch.generation for engine in c.world.running] == [2]
+
+        await c.manager.deactivate()
+        c.world.faults.always("stop", Fault.REFUSED)
+        with pytest.raises(RoleOperationFailedError, match="could not be stopped"):
+            await c.manager.recover("m/0")
+        await c.manager.unblock("m/0", holds=[])
+        c.world.faults.stop()
+        await c.manager.shutdown()
+        assert not c.world.running
+
+    run(scenario)
