@@ -52,8 +52,11 @@ def mourn(endpoint: socket.socket, witness: Connection) -> None:
     """Echo until the parent is gone, then tell the witness what is still open."""
     channel = connect(endpoint)
     before = num_memory_files()
-    while (got := channel.receive()) is not None:
-        channel.send_events([(got[0].number, got[1])], None, None)
+    # The parent may be killed before it is answered.
+    with contextlib.suppress(BrokenPipeError):
+        while (got := channel.receive()) is not None:
+            channel.send_events([(got[0].number, got[1])], None, None)
+    got = None
     channel.close()
     del channel
     witness.send((before, num_memory_files()))

@@ -130,6 +130,7 @@ def test_a_worker_notices_that_its_parent_was_killed_and_nothing_is_left():
         parent = mp.get_context("spawn").Process(target=be_killed, args=(theirs,))
         parent.start()
         parent_pid, _worker_pid = ours.recv()
+        theirs.close()
         os.kill(parent_pid, signal.SIGKILL)
         parent.join()
         used, left = ours.recv()
