@@ -103,9 +103,10 @@ def test_r91_replicas_of_two_ranks_answer_alike(folders):
 
 
 @pytest.mark.long
-def test_r43_the_output_rank_decodes_what_it_answers(folders):
+@pytest.mark.parametrize("output_rank", [0, 1])
+def test_r43_the_output_rank_decodes_what_it_answers(folders, output_rank):
     args = Cosmos3Args(str(folders["silu"]), max_tokens=64)
-    with engine("cosmos3", args, 1, 2, output_rank=1) as served:
+    with engine("cosmos3", args, 1, 2, output_rank=output_rank) as served:
         answer = served.step(video_request())
     assert answer.video.shape == (1, 3, 9, 48, 64)
 

@@ -94,9 +94,8 @@ def test_a_rank_that_is_killed_in_a_step_ends_all_requests_of_its_replica(folder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("phase", "rank"), [("encode", 1), ("read", 0), ("denoise", 0), ("decode", 0), ("decode", 1)]
-)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_rank_may_die_in_every_phase(folders, phase, rank):
     killed(folders["silu"], CFG, rank, phase)
 
