@@ -312,7 +312,7 @@ def test_engines_one_after_another_leave_nothing():
     with build(deployment=local(2)) as engine:
         engine.step(FaultyRequest())
     before, children_before = left(), children()
-    for _ in range(2):
+    for _ in range(4):
         with build(deployment=local(2)) as engine:
             assert engine.step(FaultyRequest(1)).payload == 1
             ours.update(children())

@@ -60,7 +60,7 @@ def fail_to_start(listener):
 
 @pytest.mark.parametrize(
     ("cycle", "count"),
-    [(serve_once, 25), (fail_once, 20), (fail_to_start, 20)],
+    [(serve_once, 60), (fail_once, 20), (fail_to_start, 20)],
 )
 def test_r71_cycles_of_a_group_leak_nothing(cycle, count):
     cycle(Recorder())

@@ -43,7 +43,7 @@ def test_i91_one_fault_now_and_then_keeps_nobody_waiting(layout):
 @pytest.mark.long
 @pytest.mark.parametrize("layout", STAYING, ids=["lasting", "mortal"])
 def test_i91_no_fault_at_any_call_keeps_anybody_waiting_for_ever(layout):
-    assert problems(layout, 13) == []
+    assert problems(layout, 7) == []
 
 
 @pytest.mark.parametrize("path", ["deactivate", "drain", "recover"])
